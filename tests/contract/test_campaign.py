@@ -14,7 +14,6 @@ NAMES = ("actor-0", "actor-1", "broker-0", "learner", "redis")
 
 
 def dooms(seed: int) -> list[Doom]:
-    """Of the first fifty lives of everybody."""
     pace = Pace(freezes=0.5, ways=tuple(WAYS))
     return [draw(seed, name, life, pace) for name in NAMES for life in range(1, 51)]
 
@@ -53,7 +52,6 @@ def test_every_place_is_one_that_its_process_passes(role: str, folders: tuple[st
 
 
 def kill(*, idle: bool) -> Kill:
-    """Of an actor."""
     phase = "leave.waiting" if idle else "append.sending"
     return Kill(at_s=0.0, name="actor-0", how="moment", phase=phase, sequence=1, idle=idle)
 

@@ -1,6 +1,7 @@
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import grpc
@@ -14,7 +15,6 @@ from penstock.broker.log.script import FIRST_LAYOUT, KEPT_COMMANDS, LAYOUT, MAX_
 from penstock.broker.log.store import OtherRelease, Store, StoreUnavailable
 from penstock.broker.service.experience_service import Admission
 from penstock.broker.service.sessions import LastCredit, SessionOwners
-from penstock.protocol.append import SentFragment
 from penstock.protocol.messages import Role
 from penstock.protocol.refusal import Reason, Refused
 from penstock.rpc.identity import CALLER, SCHEME, parse
@@ -23,12 +23,18 @@ from penstock.v1 import control_pb2 as pb
 from tests.support.experience.fragment_messages import sent
 from tests.support.network.proxy import Proxy
 from tests.support.run.harness import eventually
-from tests.support.run.small_run import CHARGE, RUN, fragment, specification
-from tests.support.run.store_run import BLOB, PACING, TTL_MS, Actor, item, open_run, reconnect
+from tests.support.run.small_run import CHARGE, RUN, fragment
+from tests.support.run.store_run import (
+    BLOB,
+    TTL_MS,
+    Actor,
+    Begin,
+    item,
+    new_actor,
+    open_run,
+    reconnect,
+)
 from tests.support.storage.redis_server import RedisServer
-
-# ---- A learner that has lost its lease changes nothing, whichever script it reaches first.
-
 
 COMMIT = Commit(
     checkpoint_id="000000000001-00000009", manifest_sha256="0" * 64, position=2, trim=2, totals=Totals()
@@ -40,6 +46,7 @@ WRITES: dict[str, tuple[Any, ...]] = {
     "publish": (3, 9, "0" * 64, len(BLOB), 1, 2, "{}", "", 0, BLOB),
     "settle": (2,),
     "commit": (COMMIT.encode(), COMMIT.position, COMMIT.trim),
+    "answer": (1, Answer(number=1, request_id="id-1", detail="done", checkpoint_id="c1").encode()),
     "trim": (512,),
     "observe": ("{}",),
     "request_evaluation": (1,),
@@ -51,65 +58,44 @@ WRITES: dict[str, tuple[Any, ...]] = {
 
 
 @pytest.fixture
-def old(redis_url: str) -> Iterator[LearnerLog]:
+def old(begin: Begin) -> LearnerLog:
     """A learner whose lease went to the next process of the same name; two versions are published since."""
-    log = open_run(redis_url)
-    successor = LearnerLog.connect(redis_url, wait_s=5)
-    successor.acquire(RUN, "learner", TTL_MS)
-    successor.start(specification().encode(), PACING, position=0)
-    successor.publish(BLOB, update=1, settled=0, scalars={})
-    yield log
-    successor.close()
-    log.close()
+    log = begin()
+    begin(publish=False).publish(BLOB, update=1, settled=0, scalars={})
+    return log
 
 
-def everything(url: str) -> dict[bytes, bytes]:
-    """Every key and its content, serialised."""
-    with redis.Redis.from_url(url) as client:
-        names = [bytes(name) for name in client.scan_iter()]
-        return {name: bytes(client.dump(name) or b"") for name in names}
-
-
-async def append(url: str, count: int) -> None:
-    """Put fragments into the log."""
-    store = Store.connect(url)
-    actor = Actor(store, "actor-0")
-    await actor.open()
-    assert (await actor.append(count)).refusal is None
+@pytest.mark.parametrize("name", [*WRITES, "open_log"])
+async def test_a_write_under_an_old_epoch_changes_nothing(
+    redis_url: str, raw: "redis.Redis", old: LearnerLog, name: str
+) -> None:
+    store = Store.connect(redis_url)
+    actor = await new_actor(store)
+    assert (await actor.append(4)).refusal is None
+    await store.command("restore", "good", "id-1")
     await store.aclose()
-
-
-@pytest.mark.parametrize("name", WRITES)
-async def test_a_write_under_an_old_epoch_changes_nothing(redis_url: str, old: LearnerLog, name: str) -> None:
-    await append(redis_url, 4)
-    with redis.Redis.from_url(redis_url) as client:
-        # What the scripts of a publication and of a trim would find half-done.
-        client.hset(keys.STAGED_WEIGHTS, "3", "1")
-        client.sadd(keys.KEPT, "7")
-        client.hset(keys.STATE, "trim_floor", 1)
-    before = everything(redis_url)
+    # What the scripts of a publication and of a trim would find half-done.
+    raw.hset(keys.STAGED_WEIGHTS, "3", "1")
+    raw.sadd(keys.KEPT, "7")
+    raw.hset(keys.STATE, "trim_floor", 1)
+    before = snapshot(raw)
+    write = partial(old._calls.fenced, name, *WRITES.get(name, ()))
+    if name == "open_log":
+        write = partial(old.reopen, old.snapshot())
     with pytest.raises(Refused) as caught:
-        old._calls.fenced(name, *WRITES[name])
+        write()
     assert caught.value.refusal.reason is Reason.FENCED
-    assert everything(redis_url) == before
+    assert snapshot(raw) == before
 
 
-def test_an_old_learner_opens_nothing_again(redis_url: str, old: LearnerLog) -> None:
-    before = everything(redis_url)
-    with pytest.raises(Refused) as caught:
-        old.reopen(old.snapshot())
-    assert caught.value.refusal.reason is Reason.FENCED
-    assert everything(redis_url) == before
-
-
-def test_release_by_an_old_learner_frees_no_lease(redis_url: str, old: LearnerLog) -> None:
-    before = everything(redis_url)
+def test_release_by_an_old_learner_frees_no_lease(raw: "redis.Redis", old: LearnerLog) -> None:
+    before = snapshot(raw)
     old.release()
-    assert everything(redis_url) == before
+    assert snapshot(raw) == before
 
 
-async def test_a_call_whose_reply_is_lost_is_not_repeated_by_the_client(redis_url: str) -> None:
-    log = open_run(redis_url, budget=64 * CHARGE)
+async def test_a_call_whose_reply_is_lost_is_not_repeated_by_the_client(redis_url: str, begin: Begin) -> None:
+    begin(budget=64 * CHARGE)
     with Proxy(redis_url.replace("unix://", "unix:"), http2=False) as proxy:
         url = proxy.address.replace("unix:", "unix://")
         store = Store.connect(url)
@@ -130,7 +116,6 @@ async def test_a_call_whose_reply_is_lost_is_not_repeated_by_the_client(redis_ur
             learner._calls.client.execute_command("STRLEN", keys.SPECIFICATION)
         assert added(before, calls(redis_url), "strlen", "eval") == [1, 0]
         learner.close()
-    log.close()
 
 
 @contextmanager
@@ -153,7 +138,6 @@ def losing_one_reply(proxy: Proxy) -> Iterator[None]:
 
 
 def added(before: dict[str, int], after: dict[str, int], *names: str) -> list[int]:
-    """How often each command was run in between."""
     return [after.get(name, 0) - before.get(name, 0) for name in names]
 
 
@@ -164,16 +148,11 @@ def calls(url: str) -> dict[str, int]:
     return {name.removeprefix("cmdstat_"): int(of["calls"]) for name, of in stats.items()}
 
 
-# ---- Commands of operators in Redis: noted once, answered once, by the commit that contains them.
-
-
 def done(number: int, request_id: str) -> Answer:
-    """What a commit says."""
     return Answer(number=number, request_id=request_id, detail="done", checkpoint_id=f"c{number}")
 
 
 def commit(*answers: Answer, number: int = 1) -> Commit:
-    """A checkpoint that contains what was done."""
     return Commit(checkpoint_id=f"c{number}", manifest_sha256="0" * 64, position=0, trim=0, answers=answers)
 
 
@@ -202,20 +181,6 @@ async def test_a_commit_answers_what_it_contains(store: Store, log: LearnerLog) 
     assert (await store.command("restore", "good", "id-1"))[0].answer == answer
     assert log.snapshot().commits == (commit(answer),)
     assert Commit.decode(commit(answer).encode()) == commit(answer)
-
-
-async def test_a_learner_that_is_fenced_answers_nothing(
-    store: Store, log: LearnerLog, redis_url: str
-) -> None:
-    command, _ = await store.command("restore", "good", "id-1")
-    other = open_run(redis_url)
-    answer = done(command.number, "id-1")
-    with pytest.raises(Refused, match="fenced"):
-        log.commit(commit(answer))
-    with pytest.raises(Refused, match="fenced"):
-        log.answer(answer)
-    assert other.commands()[0].answer is None
-    other.close()
 
 
 async def test_a_refusal_is_answered_at_once(store: Store, log: LearnerLog) -> None:
@@ -247,9 +212,7 @@ async def test_a_redis_that_went_back_draws_no_number_twice(
     for number in (1, 2):
         await store.command("checkpoint", "", f"id-{number}")
     log.commands()
-    redis_server.kill()
-    redis_server.forget()
-    redis_server.start()
+    redis_server.restart_empty()
     await reconnect(store)
     log.renew()
     log.reopen(log.snapshot())
@@ -260,98 +223,72 @@ async def test_a_redis_that_went_back_draws_no_number_twice(
     assert log.commands()[0].answer is None, "a command that Redis lost is not made up by its answer"
 
 
-async def test_before_a_run_there_is_nothing_to_command(store: Store) -> None:
-    with pytest.raises(Refused, match="not_ready"):
-        await store.command("checkpoint", "", "id-1")
-
-
 def test_refusals_have_the_numbers_of_the_protocol() -> None:
     names = {name.removeprefix("COMMAND_REFUSAL_"): number for name, number in pb.CommandRefusal.items()}
     assert {one.name: one.value for one in CommandRefusal} == {k: v for k, v in names.items() if v}
 
 
-# ---- A Redis that lost a part of its run holds another incarnation of it; keys of another layout are
-# refused.
-
-
-Dump = dict[bytes, bytes]
-
-
-def snapshot(raw: "redis.Redis") -> Dump:
-    """Every key and its content, serialised."""
+def snapshot(raw: "redis.Redis") -> dict[bytes, bytes]:
     names = [bytes(name) for name in raw.scan_iter()]
     return {name: bytes(raw.dump(name) or b"") for name in names}
 
 
-def fill(raw: "redis.Redis", held: Dump) -> None:
+def fill(raw: "redis.Redis", held: dict[bytes, bytes]) -> None:
     """Empty the server and put a snapshot in, as a restore from a copy does; the server runs on."""
     raw.flushall()
     for name, value in held.items():
         raw.restore(name, 0, value)
 
 
-def begin_anew(url: str, unroll_length: int) -> LearnerLog:
-    """Another run of the same name, whose fragments may be longer."""
-    log = LearnerLog.connect(url, wait_s=5.0)
-    log.acquire(RUN, "learner", TTL_MS)
-    log.start(specification(unroll_length=unroll_length).encode(), PACING)
-    return log
-
-
-def message(session: int) -> list[SentFragment]:
-    """One good fragment, as it arrives."""
-    return [sent(fragment(session))]
-
-
 class Context:
-    """Of a call that may be refused."""
-
     async def abort(self, code: grpc.StatusCode, text: str) -> None:
-        """End the call."""
         raise PermissionError(code, text)
 
 
 @pytest.fixture
 async def incarnations_store(redis_url: str) -> AsyncIterator[Store]:
-    """A broker's store, beside which something is remembered."""
     made = Store.connect(redis_url)
     made.on_incarnation(LastCredit().forget)
     yield made
     await made.aclose()
 
 
+@pytest.fixture
+async def elsewhere(redis_url: str) -> AsyncIterator[Store]:
+    """The store of another broker."""
+    made = Store.connect(redis_url)
+    yield made
+    await made.aclose()
+
+
 @pytest.mark.promise("broker-remembers-run-ends")
 async def test_a_broker_forgets_the_specification_of_the_run_before(
-    incarnations_store: Store, redis_url: str, raw: "redis.Redis"
+    incarnations_store: Store, elsewhere: Store, begin: Begin, raw: "redis.Redis"
 ) -> None:
-    first = begin_anew(redis_url, unroll_length=3)
-    admission, last_credit = (
-        Admission(incarnations_store.specification, incarnations_store.confirm, lambda: 0.0),
-        LastCredit(),
-    )
-    incarnations_store.on_incarnation(admission.forget)
-    incarnations_store.on_incarnation(last_credit.forget)
-    before = await Actor(incarnations_store, "actor-0").open()
+    begin(unroll=3, publish=False)
+    store, last_credit = incarnations_store, LastCredit()
+    admission = Admission(store.specification, store.confirm, lambda: 0.0)
+    store.on_incarnation(admission.forget)
+    store.on_incarnation(last_credit.forget)
+    before = await new_actor(store)
+    message = [sent(fragment(before.session))]
     last_credit.note(before.session, 77)
-    assert (await admission.admit(before.session, message(before.session))).refusal is not None
+    assert (await admission.admit(before.session, message)).refusal is not None
     raw.flushall()
-    second, elsewhere = begin_anew(redis_url, unroll_length=4), Store.connect(redis_url)
-    after = await Actor(elsewhere, "actor-0").open()
+    begin(unroll=4, publish=False)
+    after = await new_actor(elsewhere)
     assert after.session == before.session
     with pytest.raises(StoreUnavailable, match="another incarnation"):
-        await admission.admit(after.session, message(after.session))
-    assert (await admission.admit(after.session, message(after.session))).refusal is None
+        await admission.admit(after.session, message)
+    assert (await admission.admit(after.session, message)).refusal is None
     assert last_credit[after.session] == 0
-    first.close()
-    second.close()
-    await elsewhere.aclose()
 
 
 @pytest.mark.promise("broker-remembers-run-ends")
 async def test_a_broker_forgets_who_opened_the_sessions_of_the_run_before(
-    incarnations_store: Store, redis_url: str, raw: "redis.Redis"
+    incarnations_store: Store, elsewhere: Store, begin: Begin, raw: "redis.Redis"
 ) -> None:
-    first = begin_anew(redis_url, unroll_length=4)
+    begin()
     owners = SessionOwners(incarnations_store.owner_of, incarnations_store.confirm)
     incarnations_store.on_incarnation(owners.forget)
     one, other = parse(f"{SCHEME}{RUN}/actor/one"), parse(f"{SCHEME}{RUN}/actor/other")
@@ -359,19 +296,15 @@ async def test_a_broker_forgets_who_opened_the_sessions_of_the_run_before(
     CALLER.set(one)
     await owners.check(before, Context())
     raw.flushall()
-    second, elsewhere = begin_anew(redis_url, unroll_length=4), Store.connect(redis_url)
+    begin()
     assert await opened_by(elsewhere, str(other)) == before
     CALLER.set(other)
     with pytest.raises(StoreUnavailable, match="another incarnation"):
         await owners.check(before, Context())
     await owners.check(before, Context())
-    first.close()
-    second.close()
-    await elsewhere.aclose()
 
 
 async def opened_by(incarnations_store: Store, owner: str) -> int:
-    """A session of this identity."""
     opened = await incarnations_store.open_session("actor-0", Role.ROLLOUT, owner)
     assert isinstance(opened, Opened)
     return opened.session
@@ -379,30 +312,25 @@ async def opened_by(incarnations_store: Store, owner: str) -> int:
 
 @pytest.mark.promise("broker-remembers-run-ends")
 async def test_what_was_checked_for_another_incarnation_is_not_appended(
-    incarnations_store: Store, redis_url: str, raw: "redis.Redis"
+    incarnations_store: Store, elsewhere: Store, begin: Begin, raw: "redis.Redis"
 ) -> None:
-    first = open_run(redis_url)
-    old = Actor(incarnations_store, "actor-0")
-    await old.open()
+    begin()
+    old = await new_actor(incarnations_store)
     raw.flushall()
-    second, elsewhere = open_run(redis_url), Store.connect(redis_url)
-    new = Actor(elsewhere, "actor-1")
-    await new.open()
+    second = begin()
+    new = await new_actor(elsewhere, "actor-1")
     assert new.session == old.session
     with pytest.raises(StoreUnavailable, match="another incarnation"):
         await old.append()
     assert second.read(0, 1, 0) == []
     assert (await new.append()).acked_through == 1
-    first.close()
-    second.close()
-    await elsewhere.aclose()
 
 
 @pytest.mark.promise("redis-filled-older-snapshot")
 async def test_a_redis_filled_from_an_older_snapshot_is_another_incarnation(
-    incarnations_store: Store, redis_url: str, raw: "redis.Redis"
+    incarnations_store: Store, begin: Begin, raw: "redis.Redis"
 ) -> None:
-    log, actor = open_run(redis_url, budget=1000), Actor(incarnations_store, "actor-0")
+    log, actor = begin(budget=1000), Actor(incarnations_store, "actor-0")
     await actor.open()
     await actor.append(2)
     log.read(0, 10, 0)
@@ -417,7 +345,6 @@ async def test_a_redis_filled_from_an_older_snapshot_is_another_incarnation(
     with pytest.raises(StoreUnavailable, match="another incarnation"):
         await incarnations_store.status()
     assert (await incarnations_store.status()).log_head >= 4
-    log.close()
 
 
 @pytest.mark.promise("redis-filled-older-snapshot")
@@ -436,11 +363,10 @@ async def test_a_redis_filled_from_a_snapshot_of_an_earlier_lease_is_opened_agai
 
 @pytest.mark.promise("brokers-learners-meet-run")
 async def test_another_layout_is_refused_by_broker_and_learner(
-    incarnations_store: Store, redis_url: str, raw: "redis.Redis"
+    incarnations_store: Store, redis_url: str, raw: "redis.Redis", begin: Begin
 ) -> None:
-    log = open_run(redis_url)
-    actor = Actor(incarnations_store, "actor-0")
-    await actor.open()
+    log = begin()
+    actor = await new_actor(incarnations_store)
     raw.hset(keys.STATE, "layout", LAYOUT + 1)
     held = snapshot(raw)
     told = f"has layout {LAYOUT + 1}, this release has layout {LAYOUT}"
@@ -451,7 +377,6 @@ async def test_another_layout_is_refused_by_broker_and_learner(
     with pytest.raises(Fatal, match=told):
         LearnerLog.connect(redis_url, wait_s=5.0).acquire(RUN, "learner", TTL_MS)
     assert {name: raw.dump(name) for name in held if not name.startswith(keys.STAGING.encode())} == held
-    log.close()
 
 
 @pytest.mark.promise("brokers-learners-meet-run")
@@ -465,7 +390,6 @@ async def test_a_run_of_before_layouts_is_taken_over_by_a_learner(
     assert not isinstance(told.value, OtherRelease)
     log = open_run(redis_url)
     assert raw.hget(keys.STATE, "layout") == str(LAYOUT).encode()
-    actor = Actor(incarnations_store, "actor-0")
-    await actor.open()
+    actor = await new_actor(incarnations_store)
     assert (await actor.append()).refusal is None
     log.close()

@@ -25,7 +25,6 @@ from penstock.actor.rollout.generator import FragmentBuilder, HeaderFields
 from penstock.actor.serving import batcher
 from penstock.actor.serving.policy_service import ActStream
 from penstock.broker.log.connection import ServerFacts
-from penstock.broker.log.replies import Opened
 from penstock.broker.log.store import Store
 from penstock.broker.service.experience_service import Admission, ExperienceService, StagingLimit, check_all
 from penstock.broker.service.process import build_boundary
@@ -45,7 +44,7 @@ from penstock.v1 import policy_pb2, weights_pb2
 from tests.support.experience.experience import Environment, Line, box, cartpoles, collect, small_policy
 from tests.support.run.small_run import CHARGE, SCHEMA, specification
 from tests.support.run.small_run import fragment as small_fragment
-from tests.support.run.store_run import open_run
+from tests.support.run.store_run import Begin, new_actor
 from tests.support.serving.server_parts import Stand, seen
 
 STEPS, SLOTS, CLIENTS = 32, 16, 64
@@ -86,8 +85,6 @@ def allocated(work: Callable[[], Any]) -> int:
 
 
 class Rollout:
-    """What a rollout worker does for a fragment, without threads."""
-
     def __init__(self, vectorise: str) -> None:
         environment: Any = gymnasium.make_vec("CartPole-v1", SLOTS, vectorization_mode=vectorise)
         self.stepper = Stepper(environment, OBSERVATION)
@@ -96,11 +93,9 @@ class Rollout:
         self.builder.start(self.stepper.reset(range(SLOTS)))
 
     def act(self) -> None:
-        """One forward pass for all slots."""
         self.policy.act(self.builder.observation())
 
     def unroll(self) -> Fragment:
-        """A full fragment."""
         while not self.builder.is_full:
             acted = self.policy.act(self.builder.observation())
             stepped = self.stepper.step(self.policy.environment_action(acted.action))
@@ -115,7 +110,6 @@ def rollout() -> Rollout:
 
 
 def lines(count: int) -> Sequence[Environment]:
-    """Environments for any action."""
     return [Line(8, "terminated") for _ in range(count)]
 
 
@@ -131,7 +125,6 @@ def test_calls_of_a_gradient_step(of: tuple[Space, Callable[[int], Sequence[Envi
 
 
 def admit(raw: bytes, run: RunSpecification) -> None:
-    """What a broker does before it speaks to Redis."""
     assert check_all(1, append.parse(raw).fragments, run).refusal is None
 
 
@@ -160,15 +153,27 @@ def test_calls_to_read_a_fragment() -> None:
     assert calls(read) <= 500
 
 
-class Called:
-    """gRPC's side of a broker, on a socket of one machine."""
+Call = Callable[[bytes, Any], Awaitable[Any]]
+
+
+class Caller:
+    """gRPC's side: of a broker on this machine, or of a policy server, whose requests are all there."""
+
+    def __init__(self) -> None:
+        self.answered = 0
 
     def peer(self) -> str:
-        """Whose limits would count."""
         return "unix:"
 
+    def time_remaining(self) -> None:
+        """No deadline."""
 
-Call = Callable[[bytes, Any], Awaitable[Any]]
+    async def write(self, _reply: bytes) -> None:
+        self.answered += 1
+
+    async def requests(self, data: bytes) -> AsyncIterator[bytes]:
+        for _ in range(CLIENTS):
+            yield data
 
 
 async def call_of(service: Any, name: str) -> Call:
@@ -188,79 +193,44 @@ async def call_of(service: Any, name: str) -> Call:
     return call
 
 
-async def session_of(store: Store) -> int:
-    """One that needs no credit."""
-    opened = await store.open_session("server-0", Role.SERVER)
-    assert isinstance(opened, Opened)
-    return opened.session
+def append_of(store: Store, session: int) -> tuple[Any, list[bytes]]:
+    """The service, and what is sent to it."""
+    owners, admission = (
+        SessionOwners(store.owner_of, store.confirm),
+        Admission(store.specification, store.confirm),
+    )
+    facts = ServerFacts(version="7", durability=Durability.MEMORY, max_memory_bytes=0)
+    service = ExperienceService(store, admission, StagingLimit(2**20), facts, owners, LastCredit(), Changes())
+    return service, [append.encode(session, 0, [small_fragment(session, i + 1)]) for i in range(2 * STEPS)]
 
 
-def test_calls_of_an_append(redis_url: str) -> None:
-    log = open_run(redis_url, budget=10_000 * CHARGE)
+def watch_of(store: Store, session: int) -> tuple[Any, list[bytes]]:
+    owners = SessionOwners(store.owner_of, store.confirm)
+    service = WeightService(store, WeightCache(store.weights_chunk), Changes(), owners, LastCredit())
+    asked = weights_pb2.WatchLatestRequest(session=session, known_version=1).SerializeToString()
+    return service, [asked] * (2 * STEPS)
+
+
+@pytest.mark.parametrize(("of", "name", "most"), [(append_of, "Append", 600), (watch_of, "WatchLatest", 340)])
+def test_calls_of_a_broker(
+    redis_url: str, begin: Begin, of: Callable[..., Any], name: str, most: int
+) -> None:
+    begin(budget=10_000 * CHARGE)
     with asyncio.Runner() as runner:
         store = Store.connect(redis_url)
-        owners, admission = (
-            SessionOwners(store.owner_of, store.confirm),
-            Admission(store.specification, store.confirm),
-        )
-        facts = ServerFacts(version="7", durability=Durability.MEMORY, max_memory_bytes=0)
-        service = ExperienceService(
-            store, admission, StagingLimit(2**20), facts, owners, LastCredit(), Changes()
-        )
-        session, call = runner.run(session_of(store)), runner.run(call_of(service, "Append"))
-        sent = [append.encode(session, 0, [small_fragment(session, i + 1)]) for i in range(2 * STEPS)]
+        service, sent = of(store, runner.run(new_actor(store, "server-0", role=Role.SERVER)).session)
+        call = runner.run(call_of(service, name))
 
         async def send() -> None:
             for _ in range(STEPS):
-                assert not (await call(sent.pop(0), Called())).HasField("refusal")
+                reply = await call(sent.pop(0), Caller())
+                assert name != "Append" or not reply.HasField("refusal")
 
-        assert calls(lambda: runner.run(send())) / STEPS <= 600
+        assert calls(lambda: runner.run(send())) / STEPS <= most
         runner.run(store.aclose())
-    log.close()
-
-
-def test_calls_of_a_watch(redis_url: str) -> None:
-    log = open_run(redis_url, budget=10_000 * CHARGE)
-    with asyncio.Runner() as runner:
-        store, changes = Store.connect(redis_url), Changes()
-        owners = SessionOwners(store.owner_of, store.confirm)
-        service = WeightService(store, WeightCache(store.weights_chunk), changes, owners, LastCredit())
-        session, call = runner.run(session_of(store)), runner.run(call_of(service, "WatchLatest"))
-        asked = weights_pb2.WatchLatestRequest(session=session, known_version=1).SerializeToString()
-
-        async def ask() -> None:
-            for _ in range(STEPS):
-                assert await call(asked, Called())
-
-        assert calls(lambda: runner.run(ask())) / STEPS <= 340
-        runner.run(store.aclose())
-    log.close()
-
-
-class Asking:
-    """gRPC's side of the policy server.
-
-    As many requests at once as there are clients, and a call to answer them on.
-    """
-
-    def __init__(self) -> None:
-        self.answered = 0
-
-    def time_remaining(self) -> None:
-        """No deadline."""
-
-    async def write(self, _reply: bytes) -> None:
-        """Of a stream."""
-        self.answered += 1
-
-    async def requests(self, data: bytes) -> AsyncIterator[bytes]:
-        """All there already."""
-        for _ in range(CLIENTS):
-            yield data
 
 
 async def crowded(**asked: Any) -> tuple[Stand, bytes]:
-    """A server that expects so many, and what each of them asks."""
     stand = Stand()
     await stand.publish(1)
     stand.batcher._expected = CLIENTS
@@ -268,7 +238,6 @@ async def crowded(**asked: Any) -> tuple[Stand, bytes]:
 
 
 async def act_of(stand: Stand) -> Callable[[bytes, Any], Any]:
-    """The method Act of a server."""
     service = stand.service()
     return lambda data, context: service.act(policy_pb2.ActRequest.FromString(data), context)
 
@@ -282,18 +251,12 @@ def pass_in_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batcher, "INLINE_S", 0.0)
 
 
-@pytest.fixture
-def pass_inline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No forward pass leaves the loop's thread, so that all its calls are counted."""
-    monkeypatch.setattr(batcher, "INLINE_S", math.inf)
-
-
 @pytest.mark.usefixtures("pass_in_thread")
 @pytest.mark.parametrize(("asked", "most"), [({}, 105), ({"client_key": "ada"}, 113)])
 def test_calls_to_answer_a_request(asked: dict[str, Any], most: int) -> None:
     with asyncio.Runner() as runner:
         stand, data = runner.run(crowded(**asked))
-        act, context = runner.run(act_of(stand)), Asking()
+        act, context = runner.run(act_of(stand)), Caller()
 
         async def client() -> None:
             for _ in range(STEPS):
@@ -309,7 +272,7 @@ def test_calls_to_answer_a_request(asked: dict[str, Any], most: int) -> None:
 def test_calls_of_a_step_that_is_learned_from() -> None:
     with asyncio.Runner() as runner:
         stand, _ = runner.run(crowded())
-        act, context = runner.run(act_of(stand)), Asking()
+        act, context = runner.run(act_of(stand)), Caller()
         asked = [stand.asking(seen(0), episode_id=stand.start(), request_id="") for _ in range(CLIENTS)]
 
         async def client(request: policy_pb2.ActRequest) -> None:
@@ -324,12 +287,12 @@ def test_calls_of_a_step_that_is_learned_from() -> None:
         assert all(episode.learned for episode in stand.episodes)
 
 
-@pytest.mark.usefixtures("pass_inline")
-def test_calls_to_answer_a_lonely_request() -> None:
+def test_calls_to_answer_a_lonely_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batcher, "INLINE_S", math.inf)
     with asyncio.Runner() as runner:
         stand, data = runner.run(crowded())
         stand.batcher._expected, stand.batcher._until_probe = 1, 3 * STEPS
-        act, context = runner.run(act_of(stand)), Asking()
+        act, context = runner.run(act_of(stand)), Caller()
 
         async def client() -> None:
             for _ in range(STEPS):
@@ -343,7 +306,7 @@ def test_calls_to_answer_a_lonely_request() -> None:
 def test_calls_to_answer_a_request_of_a_stream(asked: dict[str, Any], most: int) -> None:
     with asyncio.Runner() as runner:
         stand, data = runner.run(crowded(**asked))
-        asking = Asking()
+        asking = Caller()
 
         async def serve() -> None:
             await ActStream(stand.handler.act).serve(asking.requests(data), asking)

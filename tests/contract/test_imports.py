@@ -2,7 +2,6 @@ import ast
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -32,10 +31,7 @@ from tests.support.run.forked_process import MODULE, ForkedProcess
 from tests.support.run.harness import eventually
 from tests.support.run.serving_run import ServedRun
 
-# ---- A process that acts with a small network loads no torch: that is most of its start and of its
-# memory.
-
-
+ROOT = Path(__file__).resolve().parents[2]
 EVALUATES: Final = """
 import sys, threading
 from pathlib import Path
@@ -61,14 +57,7 @@ def test_rollouts_and_evaluations_of_a_small_network_load_no_torch(tmp_path: Pat
     (tmp_path / "specification").write_bytes(run.encode())
     policy = build(observation, action, PolicySection.model_validate_json(run.policy_json), 0)
     (tmp_path / "weights").write_bytes(weights.encode(policy))
-    done = subprocess.run(
-        [sys.executable, "-c", EVALUATES, str(tmp_path)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert all(int(length) > 1 for length in done.stdout.split())
-
-
-# ---- What a user installs for one purpose brings all that the purpose loads.
+    assert all(int(length) > 1 for length in run_python(EVALUATES, str(tmp_path)).split())
 
 
 OURS = "penstock-rl"
@@ -76,17 +65,26 @@ LOADED = {
     "actor": ("penstock.actor.process", "penstock.actor.evaluator"),
     "broker": ("penstock.broker.service.process", "penstock.registry.registry"),
     "gateway": ("penstock.gateway.process", "penstock.launch.gateway.gateway_commands"),
+    "operator": ("penstock.launch.inspection.status", "penstock.launch.control"),
     "learner": ("penstock.learner.entry", "penstock.launch.run.services", "penstock.learner.ranks.roles"),
     "server": ("penstock.actor.serving.server_process", "penstock.registry.registry"),
 }
 """What the command of an image loads when it begins, beside the command line."""
 
 
+def run_python(code: str, *words: str, **environment: str) -> str:
+    """What a process of its own prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], env={**os.environ, **environment}, cwd=ROOT,
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def loads_without(modules: tuple[str, ...], absent: set[str]) -> None:
     hidden = f"import sys; sys.modules.update({dict.fromkeys(sorted(absent))})"
-    code = f"{hidden}; import {', '.join(('penstock.launch.cli.app', *modules))}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run_python(f"{hidden}; import {', '.join(('penstock.launch.cli.app', *modules))}")
 
 
 @cache
@@ -94,11 +92,7 @@ def requirements(name: str) -> list[Requirement]:
     return [Requirement(text) for text in requires(name) or ()]
 
 
-owners_of = cache(packages_distributions)
-
-
 def installed_with(name: str, extras: frozenset[str], found: set[tuple[str, frozenset[str]]]) -> set[str]:
-    """A distribution and all that it requires, by their names."""
     key = canonicalize_name(name)
     if (key, extras) in found:
         return set()
@@ -116,7 +110,9 @@ def installed_with(name: str, extras: frozenset[str], found: set[tuple[str, froz
 
 
 def extras_of(image: str) -> frozenset[str]:
-    """The extras that the image's file installs."""
+    """The extras that the image's file installs; none for an operator."""
+    if image == "operator":
+        return frozenset()
     (words,) = (
         found.group(1)
         for value in stages(image)[0].values("RUN")
@@ -137,12 +133,12 @@ def test_a_module_loads_without_packages_of_other_extras(module: str, absent: se
     loads_without((module,), absent)
 
 
-@pytest.mark.parametrize("image", NAMES)
+@pytest.mark.parametrize("image", [*NAMES, "operator"])
 def test_an_image_has_every_package_that_its_command_loads(image: str) -> None:
     there = installed_with(OURS, extras_of(image), set())
     absent = {
         module
-        for module, owners in owners_of().items()
+        for module, owners in packages_distributions().items()
         if module.isidentifier()
         and not there & {canonicalize_name(owner) for owner in owners}
         and module != "penstock"
@@ -151,10 +147,6 @@ def test_an_image_has_every_package_that_its_command_loads(image: str) -> None:
     loads_without(LOADED[image], absent)
 
 
-# ---- A model's folder is data: nothing that reads one may run code of it.
-
-
-ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("actor", "benchmarks", "broker", "examples", "learner", "penstock")
 WITHOUT_CODE = {"PeftConfig"}
 """Classes whose `from_pretrained` reads settings alone."""
@@ -187,7 +179,6 @@ def refuses_code(call: ast.Call) -> bool:
 
 
 def mistakes(path: Path) -> list[str]:
-    """Calls in a file that could run code of what they read."""
     place = str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
     return [
         f"{place}:{call.lineno}: {name}"
@@ -214,9 +205,6 @@ def test_the_rule_sees_what_it_must(tmp_path: Path) -> None:
         "AutoModel.from_pretrained(folder, trust_remote_code=False)\n"
     )
     assert [line.split(":")[1] for line in mistakes(path)] == ["1", "2", "3", "4"]
-
-
-# ---- The core and the launcher find workloads by entry point and name none in their text.
 
 
 CORE = ("actor", "broker", "learner", "penstock")
@@ -246,7 +234,6 @@ TORCH_FREE = (
     "penstock.workloads.thoughts",
     "penstock.workloads.thoughts.thought_commands",
     "penstock.workloads.thoughts.tasks",
-    "penstock.workloads.thoughts.environment",
     "penstock.workloads.thoughts.environment",
 )
 
@@ -293,11 +280,9 @@ def test_records_commands_and_fragments_load_no_torch() -> None:
         f"import importlib, sys\nfor name in {TORCH_FREE}:\n    importlib.import_module(name)\n"
         "    print(name, [heavy for heavy in ('torch', 'transformers') if heavy in sys.modules])"
     )
-    reply = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert reply.stdout.splitlines() == [f"{name} []" for name in TORCH_FREE]
+    assert run_python(code).splitlines() == [f"{name} []" for name in TORCH_FREE]
 
 
-PACKAGES = ("actor", "broker", "learner", "penstock")
 BARE = {"actor", "broker", "gateway", "launch", "learner", "recipes", "workloads"}
 """Names that a user's own modules may have: imported so, a module of ours would be a second copy."""
 
@@ -307,19 +292,8 @@ def loaded_by(statement: str, output: Path, *, with_torch: bool) -> set[str]:
     code = f"import json, sys\n{statement}\nprint(json.dumps(sorted(sys.modules)))"
     if with_torch:
         assert ForkedProcess(code, output=output).wait(60) == 0, output.read_text()
-        return set(json.loads(output.read_text().splitlines()[-1]))
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-    return set(json.loads(done.stdout.splitlines()[-1]))
-
-
-def test_imports_run_one_way() -> None:
-    lint = Path(sys.executable).with_name("lint-imports")
-    done = subprocess.run(
-        [lint, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
-    )
-    assert done.returncode == 0, done.stdout
+    printed = output.read_text() if with_torch else run_python(code)
+    return set(json.loads(printed.splitlines()[-1]))
 
 
 @pytest.mark.parametrize(
@@ -363,11 +337,11 @@ def third_party_imports() -> set[str]:
     statement = re.compile(r"^\s*(?:from|import) (\w+)", re.MULTILINE)
     names = {
         name
-        for package in PACKAGES
+        for package in CORE
         for path in (ROOT / package).rglob("*.py")
         for name in statement.findall(re.sub(r'"""(.|\n)*?"""', "", path.read_text()))
     }
-    return names - set(PACKAGES) - sys.stdlib_module_names
+    return names - set(CORE) - sys.stdlib_module_names
 
 
 def test_every_import_is_a_declared_dependency_and_pinned() -> None:
@@ -393,7 +367,7 @@ def test_nothing_unsafe_is_called() -> None:
     )
     found = [
         f"{path.relative_to(ROOT)}: {match[0]}"
-        for package in PACKAGES
+        for package in CORE
         for path in (ROOT / package).rglob("*.py")
         for match in unsafe.finditer(path.read_text())
     ]
@@ -401,57 +375,6 @@ def test_nothing_unsafe_is_called() -> None:
 
 
 LINTER: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
-CONTRACTS: dict[str, dict[str, Any]] = {contract["name"]: contract for contract in LINTER["contracts"]}
-
-
-def violation(contract: dict[str, Any]) -> tuple[str, str]:
-    """A module and what it must not import, by the contract's own words."""
-    container = f"{contract['containers'][0]}." if contract.get("containers") else ""
-    match contract["type"]:
-        case "forbidden":
-            return contract["source_modules"][0], contract["forbidden_modules"][0]
-        case "layers":
-            highest, lowest = (contract["layers"][at].split("|")[0].strip(" ()") for at in (0, -1))
-            return f"{container}{lowest}", f"{container}{highest}"
-        case "independence":
-            first, second, *_ = contract["modules"]
-            return first, second
-        case "protected":
-            protected = contract["protected_modules"][0]
-            return protected.split(".")[0], protected
-        case other:
-            pytest.fail(f"a contract of type {other!r}: say here how it is broken")
-
-
-@pytest.mark.parametrize("name", CONTRACTS)
-def test_a_contract_can_be_broken_here(name: str) -> None:
-    source, forbidden = violation(CONTRACTS[name])
-    assert _path(source).exists()
-    assert forbidden.split(".")[0] not in LINTER["root_packages"] or _path(forbidden).exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CONTRACTS)
-def test_a_contract_fails_when_it_is_broken(name: str, tmp_path: Path) -> None:
-    for package in LINTER["root_packages"]:
-        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    source, forbidden = violation(CONTRACTS[name])
-    path = tmp_path / _path(source).relative_to(ROOT)
-    path.write_text(f"{path.read_text()}\nimport {forbidden}\n")
-    lint = Path(sys.executable).with_name("lint-imports")
-    done = subprocess.run(
-        [lint, "--no-cache"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=240
-    )
-    assert f"{name} BROKEN" in done.stdout
-
-
-def _path(module: str) -> Path:
-    path = ROOT / module.replace(".", "/")
-    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-
-
-# ---- What `make` starts with ARGS starts by itself, whatever other modules import of it.
 
 
 PATIENCE_S = 120.0
@@ -470,10 +393,6 @@ def test_a_module_tells_how_it_is_used(module: str, tmp_path: Path) -> None:
     assert "sage" in said.read_text()
 
 
-# ---- Threads that compute keep the limit of their process, and no other thread computes.
-
-
-COMPUTE_THREADS_ROOT: Final = Path(__file__).resolve().parents[2]
 DEFAULT: Final = 24
 """Threads of torch in a thread that does not keep the limit, whatever cores there are."""
 LIMIT: Final = 3
@@ -533,16 +452,7 @@ DO_NOT_COMPUTE: Final = {
 
 
 def test_pools_that_compute_keep_the_limit() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", POOLS, str(LIMIT)],
-        env={**os.environ, "OMP_NUM_THREADS": str(DEFAULT)},
-        cwd=COMPUTE_THREADS_ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = json.loads(run_python(POOLS, str(LIMIT), OMP_NUM_THREADS=str(DEFAULT)))
     assert found.pop("plain")[0] >= LIMIT, "torch itself keeps the limit: are these pools needed yet?"
     assert len(found) == 7
     assert {name: pair for name, pair in found.items() if pair[0] >= LIMIT or pair[1] != LIMIT} == {}
@@ -557,7 +467,7 @@ def test_a_server_answers_within_its_limit(tmp_path: Path) -> None:
         server = subprocess.Popen(
             [*penstock("serve", "--run", str(run.folder)), "--listen=127.0.0.1:0"],
             env={**os.environ, ENDPOINT_VARIABLE: str(endpoint), "OMP_NUM_THREADS": str(DEFAULT)},
-            cwd=COMPUTE_THREADS_ROOT,
+            cwd=ROOT,
             stdout=log,
             stderr=log,
         )
@@ -581,10 +491,7 @@ def test_numpy_computes_on_one_thread_whatever_the_environment_says() -> None:
         "import os, penstock.launch.cli.app\nimport numpy as np\n"
         "np.ones((512, 512)) @ np.ones((512, 512))\nprint(len(os.listdir('/proc/self/task')))"
     )
-    command = [sys.executable, "-c", code]
-    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "6"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout == "1\n"
+    assert run_python(code, OPENBLAS_NUM_THREADS="6") == "1\n"
 
 
 def makers() -> Iterator[tuple[str, str]]:
@@ -592,31 +499,26 @@ def makers() -> Iterator[tuple[str, str]]:
 
     Rooms that must not load torch, by the contracts of pyproject.toml, are left out.
     """
-    contracts = tomllib.loads((COMPUTE_THREADS_ROOT / "pyproject.toml").read_text())["tool"]["importlinter"][
-        "contracts"
-    ]
     without_torch = tuple(
         re.sub(r"^penstock/(actor|broker|learner)\b", r"\1", room.replace(".", "/"))
-        for one in contracts
+        for one in LINTER["contracts"]
         if "torch" in one.get("forbidden_modules", ())
         for room in one["source_modules"]
     )
-    for package in ("actor", "broker", "learner", "penstock"):
-        for path in sorted((COMPUTE_THREADS_ROOT / package).rglob("*.py")):
-            name = str(path.relative_to(COMPUTE_THREADS_ROOT))
+    for package in CORE:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            name = str(path.relative_to(ROOT))
             if not within(name, without_torch):
                 yield from ((name, made) for made in made_in(ast.parse(path.read_text())))
 
 
 def made_in(tree: ast.Module) -> Iterator[str]:
-    """The calls and the base classes that make threads."""
     for node in ast.walk(tree):
         made = [node.func] if isinstance(node, ast.Call) else getattr(node, "bases", [])
         yield from (name for name in map(ast.unparse, made) if MAKES_THREADS.fullmatch(name))
 
 
 def within(name: str, rooms: Iterable[str]) -> bool:
-    """A file is one of these, or in one of these folders."""
     return any(
         name.removesuffix(".py") == room.removesuffix(".py") or name.startswith(f"{room}/") for room in rooms
     )
@@ -626,8 +528,3 @@ def test_no_other_thread_computes() -> None:
     found = list(makers())
     assert [one for one in found if not within(one[0], DO_NOT_COMPUTE)] == []
     assert [room for room in DO_NOT_COMPUTE if not any(within(name, [room]) for name, _ in found)] == []
-
-
-def test_a_thread_without_the_limit_is_found() -> None:
-    text = "class A(Thread): ...\nthreading.Thread(target=f)\nfutures.ThreadPoolExecutor(1)\nasyncio.run(f())"
-    assert len(list(made_in(ast.parse(text)))) == 4

@@ -38,9 +38,6 @@ from tests.support.chat.satisfaction import (
 from tests.support.prompts.judged_prompts import text_graph
 from tests.support.serving.goals_run import optimum
 
-# ---- The optimum of the simulated host, beside a search without value iteration, and beside play.
-
-
 EPISODES = 400
 STEPS = 50
 
@@ -83,17 +80,6 @@ def test_its_policy_earns_it() -> None:
         assert play(other)[0] < 0.3 * found.value
 
 
-def test_the_best_policy_keeps_the_host_healthy() -> None:
-    policy = optimum(STEPS, GoalReward()).policy[0]
-    chosen = {state: ACTIONS[action] for state, action in zip(STATES, policy, strict=True)}
-    assert chosen[HEALTHY] == "nothing"
-    assert chosen[HEALTHY._replace(down=1)] == "restart_service"
-    assert chosen[HEALTHY._replace(cache=2)] == "clear_cache"
-    assert chosen[HEALTHY._replace(log=1)] == "rotate_logs"
-    assert chosen[HEALTHY._replace(load=2)] == "shed_load"
-    assert "check_disks" not in chosen.values()
-
-
 def play(policy: np.ndarray) -> tuple[float, float]:
     """Mean return and its standard error; policy: the action by step and state."""
     host, reward, returns = SimulatedHost(), GoalReward(), []
@@ -110,9 +96,6 @@ def play(policy: np.ndarray) -> tuple[float, float]:
                 earned += reward.of(outcome)
         returns.append(earned)
     return float(np.mean(returns)), float(np.std(returns) / np.sqrt(EPISODES))
-
-
-# ---- The exact optimum, beside all 3,125 ways of five mutations.
 
 
 REWARD = QualityReward()
@@ -139,9 +122,6 @@ def test_a_way_through_the_graph_earns_what_the_texts_do() -> None:
         text = after
     assert graph.followed((4, 2, 1, 3, 0)) == pytest.approx(total)
     assert graph.expected(5, policy) == pytest.approx(total)
-
-
-# ---- Ceilings by the definition, beside what drawn opinions give, and rules that cannot pass them.
 
 
 TASTES = pytest.mark.parametrize("taste", [USUAL, CHANGED], ids=["usual", "changed"])

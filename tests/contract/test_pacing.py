@@ -4,25 +4,20 @@ import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
 
 from penstock.broker.log import keys
 from penstock.broker.log.learner_log import LearnerLog
-from penstock.broker.log.replies import Opened
 from penstock.broker.log.script import SERVER_WAIT_MS
 from penstock.broker.log.store import Store
 from penstock.protocol.messages import Credit, Role, Watch
 from penstock.protocol.refusal import Reason
 from tests.support.run.small_run import CHARGE, specification
-from tests.support.run.store_run import BLOB, PACING, Actor, item, open_run
+from tests.support.run.store_run import BLOB, PACING, Actor, Begin, new_actor
 from tests.support.storage.credit_stand import Clock, Crowd, Outcome, Stand, virtual_time
 from tests.support.storage.redis_server import RedisServer, find_binaries
-
-# ---- The run goes on: credit to generate under loss, death and scarcity (simulated actors, real Redis).
-
 
 TICK_MS = 1000
 
@@ -73,8 +68,8 @@ async def _everybody(actors: list[Actor], learner: Learner, fragments: int) -> s
 
 
 @pytest.mark.promise("many-actors-share-small")
-async def test_64_actors_share_a_budget_of_four_fragments(store: Store, redis_url: str, clock: Clock) -> None:
-    log = open_run(redis_url)
+async def test_64_actors_share_a_budget_of_four_fragments(store: Store, begin: Begin, clock: Clock) -> None:
+    log = begin()
     actors = [Actor(store, f"actor-{index}") for index in range(64)]
     for actor in actors:
         await actor.open()
@@ -83,17 +78,14 @@ async def test_64_actors_share_a_budget_of_four_fragments(store: Store, redis_ur
     while learner.position < 200:
         random_actors.shuffle(actors)
         await _everybody(actors, learner, learner.position + 4)
-    log.close()
 
 
 @pytest.mark.promise("credit-leak-returns-actor")
 async def test_an_actor_that_dies_with_the_only_credit_gives_it_back(
-    store: Store, redis_url: str, clock: Clock
+    store: Store, begin: Begin, clock: Clock
 ) -> None:
-    log = open_run(redis_url, budget=CHARGE, session_timeout_ms=2 * TICK_MS)
-    dead, alive = Actor(store, "dead"), Actor(store, "alive")
-    await dead.open()
-    await alive.open()
+    log = begin(budget=CHARGE, session_timeout_ms=2 * TICK_MS)
+    dead, alive = await new_actor(store, "dead"), await new_actor(store, "alive")
     assert (dead.credit.begin_through, alive.credit.begin_through) == (1, 0)
     for _ in range(2):
         clock.advance(TICK_MS)
@@ -103,14 +95,13 @@ async def test_an_actor_that_dies_with_the_only_credit_gives_it_back(
     assert await alive.work() == 1
     log.renew()
     assert [row.actor_id for row in (await store.status()).sessions] == ["alive"]
-    log.close()
 
 
-async def test_an_actor_that_waits_for_credit_keeps_its_session(store: Store, redis_url: str) -> None:
-    log = open_run(redis_url, budget=CHARGE, session_timeout_ms=1000)
-    waiting, gone = Actor(store, "waiting"), Actor(store, "gone")
-    await waiting.open()
-    await gone.open()
+async def test_an_actor_that_waits_for_credit_keeps_its_session(
+    store: Store, redis_url: str, begin: Begin
+) -> None:
+    log = begin(budget=CHARGE, session_timeout_ms=1000)
+    waiting, _gone = await new_actor(store, "waiting"), await new_actor(store, "gone")
     with redis.Redis.from_url(redis_url) as client:
         for _ in range(5000):
             # Both were heard of for the last time long ago.
@@ -120,12 +111,11 @@ async def test_an_actor_that_waits_for_credit_keeps_its_session(store: Store, re
                 break
             await asyncio.sleep(0.005)
     assert [row.actor_id for row in (await store.status()).sessions] == ["waiting"]
-    log.close()
 
 
 @pytest.mark.promise("credit-leak-returns-actor")
-async def test_a_third_of_the_replies_is_lost(store: Store, redis_url: str) -> None:
-    log = open_run(redis_url)
+async def test_a_third_of_the_replies_is_lost(store: Store, begin: Begin) -> None:
+    log = begin()
     actors = [Actor(store, f"actor-{index}") for index in range(6)]
     for actor in actors:
         await actor.open()
@@ -146,14 +136,12 @@ async def test_a_third_of_the_replies_is_lost(store: Store, redis_url: str) -> N
     for actor in actors:
         sequences = [header.sequence for header in headers if header and header.session == actor.session]
         assert sequences == list(range(1, len(sequences) + 1))
-    log.close()
 
 
 @pytest.mark.promise("credit-leak-returns-actor")
-async def test_a_skipped_update_gives_its_budget_back(store: Store, redis_url: str) -> None:
-    log = open_run(redis_url)
-    actor = Actor(store, "actor-0")
-    await actor.open()
+async def test_a_skipped_update_gives_its_budget_back(store: Store, begin: Begin) -> None:
+    log = begin()
+    actor = await new_actor(store)
     learner = Learner(log, batch=4)
     for round_ in range(5):
         await actor.watch()
@@ -162,13 +150,12 @@ async def test_a_skipped_update_gives_its_budget_back(store: Store, redis_url: s
         assert await asyncio.to_thread(learner.work, skip=True) == 4
     # It waited for a fifth fragment of its round and has credit for it.
     assert log.renew().outstanding == CHARGE
-    log.close()
 
 
 async def test_credit_goes_one_fragment_at_a_time_and_further_ones_while_no_session_waits(
-    store: Store, redis_url: str
+    store: Store, begin: Begin
 ) -> None:
-    log = open_run(redis_url, budget=6 * CHARGE, fragment_charge=CHARGE)
+    log = begin(budget=6 * CHARGE, fragment_charge=CHARGE)
     first, second, third = (Actor(store, f"actor-{index}") for index in range(3))
     await first.open()
     assert first.credit.begin_through == 1
@@ -185,12 +172,11 @@ async def test_credit_goes_one_fragment_at_a_time_and_further_ones_while_no_sess
     await store.close_session(second.session)
     assert [(await actor.watch()).begin_through for actor in (first, third)] == [6, 1]
     assert log.renew().outstanding == 6 * CHARGE
-    log.close()
 
 
 @pytest.mark.promise("short-fragment-leaves-budget")
-async def test_what_a_short_fragment_leaves_is_for_sessions_that_wait(store: Store, redis_url: str) -> None:
-    log = open_run(redis_url, budget=6 * CHARGE, fragment_charge=CHARGE)
+async def test_what_a_short_fragment_leaves_is_for_sessions_that_wait(store: Store, begin: Begin) -> None:
+    begin(budget=6 * CHARGE, fragment_charge=CHARGE)
     sender, waiting = Actor(store, "sender"), Actor(store, "waiting")
     await sender.open()
     await sender.watch()
@@ -200,12 +186,11 @@ async def test_what_a_short_fragment_leaves_is_for_sessions_that_wait(store: Sto
     assert (sender.credit.begin_through, waiting.credit.begin_through) == (6, 0)
     await sender.append(steps=1)
     assert [(await actor.watch()).begin_through for actor in (sender, waiting)] == [6, 1]
-    log.close()
 
 
 @pytest.mark.promise("credit-session-gives-back")
-async def test_credit_that_is_given_back_goes_to_who_waits_at_once(store: Store, redis_url: str) -> None:
-    log = open_run(redis_url, budget=2 * CHARGE)
+async def test_credit_that_is_given_back_goes_to_who_waits_at_once(store: Store, begin: Begin) -> None:
+    log = begin(budget=2 * CHARGE)
     leaving, waiting = Actor(store, "leaving"), Actor(store, "waiting")
     await leaving.open()
     await leaving.watch()
@@ -221,98 +206,29 @@ async def test_credit_that_is_given_back_goes_to_who_waits_at_once(store: Store,
     assert (late.refusal.reason, late.refusal.detail.partition(":")[0]) == (Reason.FULL, "pacing")
     log.settle(1)
     assert (await leaving.append()).refusal is None
-    log.close()
 
 
-async def test_credit_names_the_version_at_which_it_was_given(store: Store, redis_url: str) -> None:
-    log = open_run(redis_url, budget=CHARGE)
-    actor = Actor(store, "actor-0")
-    await actor.open()
+async def test_credit_names_the_version_at_which_it_was_given(store: Store, begin: Begin) -> None:
+    log = begin(budget=CHARGE)
+    actor = await new_actor(store)
     await actor.append()
     log.publish(BLOB, update=1, settled=0, scalars={})
     assert await actor.watch() == Credit(1, 1, 0)
     log.publish(BLOB, update=2, settled=1, scalars={})
     assert await actor.watch() == Credit(2, 3, 0)
-    log.close()
 
 
-async def test_no_session_has_credit_before_the_first_weights(store: Store, redis_url: str) -> None:
-    log = open_run(redis_url, publish=False)
-    actor = Actor(store, "actor-0")
-    await actor.open()
+async def test_no_session_has_credit_before_the_first_weights(store: Store, begin: Begin) -> None:
+    log = begin(publish=False)
+    actor = await new_actor(store)
     assert actor.credit.begin_through == 0
     log.publish(BLOB, update=0, settled=0, scalars={})
     assert (await actor.watch()).begin_through == 2
-    log.close()
-
-
-async def test_a_short_fragment_replaces_its_full_charge(store: Store, redis_url: str) -> None:
-    log = open_run(redis_url, budget=2 * CHARGE)
-    actor = Actor(store, "actor-0")
-    await actor.open()
-    await actor.append(steps=1)
-    assert log.read(0, 10, 0)[0].steps_total == CHARGE // 4
-    assert log.status().outstanding_steps == CHARGE // 4 + 2 * CHARGE
-    log.close()
-
-
-async def test_taking_the_lease_sets_settled_back(store: Store, redis_url: str) -> None:
-    log = open_run(redis_url)
-    actor = Actor(store, "actor-0")
-    await actor.open()
-    await actor.append(4)
-    log.publish(BLOB, update=1, settled=4, scalars={})
-    log.start(specification().encode(), PACING, position=1)
-    renewal = log.renew()
-    # It waited for the budget of the publication and has credit for one fragment, and then no more.
-    assert (renewal.settled, renewal.settled_steps, renewal.outstanding) == (1, CHARGE, 4 * CHARGE)
-    assert (await actor.watch()).begin_through == 5
-    log.close()
-
-
-# ---------------------------------------------------------------- lock-step
-def _lock_step(redis_url: str, actors: int, **pacing: Any) -> LearnerLog:
-    return open_run(redis_url, lock_step=True, actor_count=actors, **pacing)
-
-
-async def test_a_round_gives_each_session_one_fragment(store: Store, redis_url: str) -> None:
-    log = _lock_step(redis_url, 2)
-    first, second = Actor(store, "actor-0"), Actor(store, "actor-1")
-    await first.open()
-    assert first.credit.begin_through == 0
-    await second.open()
-    for round_ in range(3):
-        for actor in (first, second):
-            assert await actor.watch() == Credit(round_ + 1, round_ + 1, round_)
-            assert not log.round_complete(round_)
-            assert await actor.work() == 1
-        assert log.round_complete(round_)
-        log.publish(BLOB, update=round_ + 1, settled=2 * round_ + 2, scalars={}, round=round_ + 1)
-    assert [entry.round for entry in log.read(0, 10, 0)] == [0, 0, 1, 1, 2, 2]
-    log.close()
-
-
-async def test_who_opens_later_joins_the_next_round(store: Store, redis_url: str) -> None:
-    log = _lock_step(redis_url, 1)
-    first, late = Actor(store, "actor-0"), Actor(store, "actor-1")
-    await first.open()
-    await late.open()
-    assert late.credit.begin_through == 0
-    assert await first.work() == 1
-    assert log.round_complete(0)
-    log.publish(BLOB, update=1, settled=1, scalars={}, round=1)
-    assert (await late.watch()).begin_through == 1
-    assert await late.work() == 1
-    await first.watch()
-    assert not log.round_complete(1)
-    await store.close_session(first.session)
-    assert log.round_complete(1)
-    log.close()
 
 
 @pytest.mark.promise("lock-step-round-continues")
-async def test_three_actors_and_one_stops(store: Store, redis_url: str) -> None:
-    log = _lock_step(redis_url, 3, session_timeout_ms=1000)
+async def test_three_actors_and_one_stops(store: Store, begin: Begin) -> None:
+    log = begin(lock_step=True, actor_count=3, session_timeout_ms=1000)
     actors = [Actor(store, f"actor-{index}") for index in range(3)]
     for actor in actors:
         await actor.open()
@@ -329,27 +245,11 @@ async def test_three_actors_and_one_stops(store: Store, redis_url: str) -> None:
         assert log.round_complete(round_)
         log.publish(BLOB, update=round_ + 1, settled=0, scalars={}, round=round_ + 1)
     assert [entry.round for entry in log.read(0, 100, 0)] == [0, 0, 0, 1, 1, 1, 2, 2, 3, 3, 4, 4]
-    log.close()
 
 
-async def test_a_round_without_workers_waits_for_the_next_one(store: Store, redis_url: str) -> None:
-    log = _lock_step(redis_url, 1)
-    actor = Actor(store, "actor-0")
-    await actor.open()
-    await store.close_session(actor.session)
-    assert log.round_complete(0)
-    log.publish(BLOB, update=0, settled=0, scalars={}, round=1)
-    assert not log.round_complete(1)
-    opened = await store.open_session("actor-0", Role.ROLLOUT)
-    assert isinstance(opened, Opened)
-    assert opened.credit == Credit(1, 2, 1)
-    log.close()
-
-
-async def test_a_resumed_learner_finds_past_rounds_complete(store: Store, redis_url: str) -> None:
-    log = _lock_step(redis_url, 1)
-    actor = Actor(store, "actor-0")
-    await actor.open()
+async def test_a_resumed_learner_finds_past_rounds_complete(store: Store, begin: Begin) -> None:
+    log = begin(lock_step=True)
+    actor = await new_actor(store)
     for round_ in range(3):
         await actor.watch()
         await actor.work()
@@ -362,27 +262,14 @@ async def test_a_resumed_learner_finds_past_rounds_complete(store: Store, redis_
     assert log.round_complete(2)
     assert not log.round_complete(3)
     assert (await actor.watch()).round == 3
-    log.close()
-
-
-async def test_a_repeated_append_in_lock_step_takes_nothing_twice(store: Store, redis_url: str) -> None:
-    log = _lock_step(redis_url, 1)
-    actor = Actor(store, "actor-0")
-    await actor.open()
-    await actor.append()
-    log.publish(BLOB, update=1, settled=1, scalars={}, round=1)
-    again = await store.append(actor.session, 0, [item(actor.session, 1)])
-    assert (again.acked_through, again.appended) == (1, 0)
-    assert not log.round_complete(1)
-    log.close()
 
 
 @pytest.mark.promise("policy-server-finds-room")
 @pytest.mark.parametrize("batch", [1, 2])
 async def test_a_policy_server_has_its_turn_beside_busy_rollout_workers(
-    store: Store, redis_url: str, clock: Clock, batch: int
+    store: Store, begin: Begin, clock: Clock, batch: int
 ) -> None:
-    log = open_run(redis_url)
+    log = begin()
     workers = [Actor(store, f"worker-{index}") for index in range(3)]
     server = Actor(store, "server", role=Role.SERVER)
     for actor in (*workers, server):
@@ -398,17 +285,14 @@ async def test_a_policy_server_has_its_turn_beside_busy_rollout_workers(
     trained = [worker.acked for worker in workers]
     assert server.acked >= 10
     assert min(trained) >= server.acked // 2
-    log.close()
 
 
 @pytest.mark.promise("policy-server-finds-room")
 async def test_room_is_kept_no_longer_for_a_server_that_does_not_come_back(
-    store: Store, redis_url: str, clock: Clock
+    store: Store, begin: Begin, clock: Clock
 ) -> None:
-    log = open_run(redis_url, budget=CHARGE)
-    worker, server = Actor(store, "worker"), Actor(store, "server", role=Role.SERVER)
-    await worker.open()
-    await server.open()
+    log = begin(budget=CHARGE)
+    worker, server = await new_actor(store, "worker"), await new_actor(store, "server", role=Role.SERVER)
     assert (await server.append()).refusal is not None
     assert await worker.work() == 1
     await asyncio.to_thread(Learner(log, batch=1).work)
@@ -417,11 +301,6 @@ async def test_room_is_kept_no_longer_for_a_server_that_does_not_come_back(
         clock.advance(TICK_MS)
         log.renew()
     assert (await worker.watch()).begin_through == 2
-    log.close()
-
-
-# ---- Crowds of simulated actors on the real scripts, in virtual time: who gets credit, and what it costs
-# others.
 
 
 Play = Callable[[Crowd, int], Outcome]

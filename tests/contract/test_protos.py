@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from types import ModuleType
 from typing import Final
 
 import gymnasium as gym
@@ -17,40 +16,26 @@ from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
 from penstock.protocol.refusal import Reason
 from tests.support.serving import node_client
-from tests.support.serving.scripted_server import ScriptedPolicy, ScriptedServer, refuses, serving
+from tests.support.serving.scripted_server import ScriptedServer, refuses, serving
 
 ROOT = Path(__file__).resolve().parents[2]
 PROTOS = sorted((ROOT / "protos" / "penstock" / "v1").glob("*.proto"))
 STUBS = ROOT / "penstock" / "v1"
 
 
-@pytest.fixture
-def generator() -> ModuleType:
-    """The script that writes the stubs."""
+def test_a_stub_that_was_edited_is_named(tmp_path: Path) -> None:
     specification = importlib.util.spec_from_file_location("generate", ROOT / "protos" / "generate.py")
     assert specification is not None
     assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
-
-
-def test_regenerating_the_stubs_changes_nothing(generator: ModuleType) -> None:
+    generator = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(generator)
     assert generator.drift(STUBS) == []
-
-
-def test_a_stub_that_was_edited_is_named(generator: ModuleType, tmp_path: Path) -> None:
     generator.generate(tmp_path)
     stubs = tmp_path / "penstock" / "v1"
     (stubs / "weights_pb2.py").write_text("edited")
     (stubs / "old_pb2.py").write_text("")
     (stubs / "tensor_pb2.pyi").unlink()
     assert generator.drift(stubs) == ["old_pb2.py", "tensor_pb2.pyi", "weights_pb2.py"]
-
-
-def test_no_stub_is_kept_that_holds_no_service() -> None:
-    services = {path.stem for path in PROTOS if "\nservice " in path.read_text()}
-    assert {path.name.removesuffix("_pb2_grpc.py") for path in STUBS.glob("*_pb2_grpc.py")} == services
 
 
 @pytest.mark.parametrize("path", PROTOS, ids=lambda path: path.name)
@@ -88,16 +73,12 @@ def test_the_stubs_need_no_newer_libraries_than_the_declared_floors() -> None:
         assert f'"protobuf>={wanted[1]}"' in declared
 
 
-# ---- The messages as they are against those of `protos/released.binpb`, whose speakers stay understood.
-
-
-PROTOCOL_PROTOS: Final = Path(__file__).resolve().parents[2] / "protos"
 BUF: Final = Path(sys.executable).with_name("buf")
 
 
 def _breaking(protos: Path) -> str:
     """What buf complains of, a line each; "" when nothing is broken."""
-    command = [str(BUF), "breaking", str(protos), "--against", str(PROTOCOL_PROTOS / "released.binpb")]
+    command = [str(BUF), "breaking", str(protos), "--against", str(ROOT / "protos" / "released.binpb")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0 or done.stdout, done.stderr
     return done.stdout
@@ -105,7 +86,7 @@ def _breaking(protos: Path) -> str:
 
 @pytest.mark.skipif(not BUF.exists(), reason="no buf for this machine (PyPI: buf-bin)")
 def test_nothing_that_was_released_is_broken() -> None:
-    assert _breaking(PROTOCOL_PROTOS) == ""
+    assert _breaking(ROOT / "protos") == ""
 
 
 @pytest.mark.skipif(not BUF.exists(), reason="no buf for this machine (PyPI: buf-bin)")
@@ -118,15 +99,12 @@ def test_nothing_that_was_released_is_broken() -> None:
     ],
 )
 def test_what_would_break_a_client_is_found(tmp_path: Path, old: str, new: str, complaint: str) -> None:
-    shutil.copytree(PROTOCOL_PROTOS / "penstock", tmp_path / "penstock")
+    shutil.copytree(ROOT / "protos" / "penstock", tmp_path / "penstock")
     policy = tmp_path / "penstock" / "v1" / "policy.proto"
     text = policy.read_text()
     assert text.count(old) == 1
     policy.write_text(text.replace(old, new))
     assert complaint in _breaking(tmp_path)
-
-
-# ---- The example client in JavaScript: its physics, and how it speaks.
 
 
 TRAJECTORY = """
@@ -146,12 +124,6 @@ async def server() -> AsyncIterator[ScriptedServer]:
     """A server with the spaces of CartPole, which answers as the test says."""
     async with serving() as scripted:
         yield scripted
-
-
-@pytest.fixture
-def policy(server: ScriptedServer) -> ScriptedPolicy:
-    """What the server does."""
-    return server.policy
 
 
 def test_the_physics_are_those_of_gymnasium() -> None:
@@ -174,7 +146,8 @@ def test_the_physics_are_those_of_gymnasium() -> None:
     assert len(first) == 4
 
 
-async def test_episodes_are_played_with_their_rewards(server: ScriptedServer, policy: ScriptedPolicy) -> None:
+async def test_episodes_are_played_with_their_rewards(server: ScriptedServer) -> None:
+    policy = server.policy
     result = await asyncio.to_thread(node_client.play, server.address, 3, learn=True)
     assert result["episodes"] == 3
     assert 8 <= result["mean_return"] <= 11
@@ -184,9 +157,8 @@ async def test_episodes_are_played_with_their_rewards(server: ScriptedServer, po
     assert policy.heard["EndEpisode"][0].reward == 1.0
 
 
-async def test_lost_replies_and_overloads_cost_nothing(
-    server: ScriptedServer, policy: ScriptedPolicy
-) -> None:
+async def test_lost_replies_and_overloads_cost_nothing(server: ScriptedServer) -> None:
+    policy = server.policy
     policy.lost["Act"] = [server.closes]
     policy.script["EndEpisode"] = [refuses(Reason.OVERLOADED, 50), refuses(Reason.EPISODE_UNKNOWN)]
     result = await asyncio.to_thread(node_client.play, server.address, 1)

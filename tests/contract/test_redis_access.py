@@ -13,7 +13,7 @@ from penstock.broker.log import audit_log, connection, script
 from penstock.broker.log.store import Store, StoreUnavailable
 from penstock.config.settings import BrokerSection, ConfigurationError
 from tests.support.run.small_run import RUN
-from tests.support.storage.guarded_redis import USERS, GuardedRedis, clear, has_tls, play
+from tests.support.storage.guarded_redis import USERS, GuardedRedis, clear, play
 from tests.support.storage.redis_server import Binary
 
 BROKER_SCRIPTS: Final = frozenset(
@@ -37,7 +37,6 @@ UNREACHED: Final = {
 
 
 def allowed() -> dict[str, set[str]]:
-    """Commands of each user in the shipped file."""
     lines = [line.split() for line in USERS.read_text().splitlines()]
     return {words[1]: {word[1:] for word in words if word.startswith("+")} for words in lines}
 
@@ -60,7 +59,6 @@ def _reached(source: str) -> set[str]:
 
 
 def called_by_source(user: str) -> set[str]:
-    """Commands that the user's Python calls by name."""
     found: set[str] = set()
     for name in SOURCES[user]:
         text = (BROKER_FOLDER / name).read_text()
@@ -84,7 +82,6 @@ def test_each_user_may_exactly_what_its_code_calls() -> None:
 
 @pytest.fixture
 def server(redis_binary: Binary, short_folder: Path) -> Iterator[GuardedRedis]:
-    """A server with the shipped users."""
     guarded = GuardedRedis(redis_binary, short_folder, run=RUN)
     guarded.start()
     yield guarded
@@ -221,47 +218,5 @@ async def test_without_a_password_no_caller_is_served(server: GuardedRedis) -> N
         with pytest.raises(
             (redis.exceptions.ResponseError, redis.exceptions.ConnectionError, StoreUnavailable)
         ):
-            await store.status()
-        await store.aclose()
-
-
-@pytest.fixture
-def tls_server(redis_binary: Binary, short_folder: Path) -> Iterator[GuardedRedis]:
-    """The same over TLS with client certificates."""
-    if not has_tls(redis_binary):
-        pytest.skip(f"{redis_binary} was built without TLS")
-    guarded = GuardedRedis(redis_binary, short_folder, run=RUN, tls=True)
-    guarded.start()
-    yield guarded
-    guarded.kill()
-
-
-async def test_a_whole_run_goes_over_tls(tls_server: GuardedRedis) -> None:
-    admin = tls_server.admin()
-    clear(admin)
-    await play(tls_server, "broker", "learner")
-    assert admin.acl_log() == []
-
-
-async def test_who_has_no_certificate_or_trusts_another_authority_is_not_served(
-    tls_server: GuardedRedis, tmp_path: Path
-) -> None:
-    from penstock.launch.commands.certificates import main
-    from penstock.launch.commands.request import Order
-    from penstock.rpc.identity import TlsFiles
-
-    main(Order(folder=tmp_path / "other", run=RUN))
-    own = tls_server.files_of("broker")
-    for files in (
-        TlsFiles(authority=own.authority),
-        TlsFiles(authority=tmp_path / "other" / "authority.pem", certificate=own.certificate, key=own.key),
-        TlsFiles(
-            authority=own.authority,
-            certificate=tmp_path / "other" / "broker.pem",
-            key=tmp_path / "other" / "broker.key",
-        ),
-    ):
-        store = Store.connect(tls_server.url_of("broker"), password=tls_server.password("broker"), tls=files)
-        with pytest.raises(StoreUnavailable):
             await store.status()
         await store.aclose()

@@ -42,7 +42,6 @@ _numbers = count()
 
 @pytest.fixture(params=DATABASES)
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """An empty database of each kind."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/registry.sqlite"
     server: PostgresqlServer = request.getfixturevalue("postgresql")
@@ -51,13 +50,11 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def registry(url: str) -> Iterator[Registry]:
-    """An open registry without versions."""
     with Registry.open(with_registry(url), migrate=True) as opened:
         yield opened
 
 
 def new(version: int, **changes: Any) -> NewVersion:
-    """A version whose bytes are its own."""
     basis = NewVersion(
         policy="default",
         version=version,
@@ -72,7 +69,6 @@ def new(version: int, **changes: Any) -> NewVersion:
 
 
 def register(registry: Registry, *versions: int, **changes: Any) -> None:
-    """Several versions."""
     for version in versions:
         registry.register(new(version, **changes), by="learner")
 
@@ -86,7 +82,6 @@ def statuses(registry: Registry) -> dict[int, str]:
 
 
 def numbers(versions: tuple[PolicyVersion, ...]) -> list[int]:
-    """The version numbers."""
     return [version.version for version in versions]
 
 
@@ -101,11 +96,15 @@ def test_a_registered_version_is_read_as_it_was_said(registry: Registry) -> None
     assert ("default",) == registry.policies()
 
 
-def test_registering_again_changes_nothing(registry: Registry) -> None:
-    register(registry, 7)
-    registry.promote("default", 7, "good", by="ada")
-    assert Status.ACTIVE is registry.register(new(7), by="learner").status
-    assert [Action.PROMOTED, Action.REGISTERED] == [event.action for event in registry.events("default")]
+def test_what_is_repeated_changes_nothing(registry: Registry) -> None:
+    register(registry, 1, 2)
+    registry.promote("default", 1, "first", by="ada")
+    registry.promote("default", 2, "second", by="ada")
+    before = registry.arms("default"), registry.events("default")
+    registry.promote("default", 2, "second", by="ada")
+    assert Status.ACTIVE is registry.register(new(2), by="learner").status
+    assert before == (registry.arms("default"), registry.events("default"))
+    assert [Action.PROMOTED, Action.PROMOTED] == [event.action for event in before[1][:2]]
 
 
 @pytest.mark.parametrize("change", [{"sha256": "f" * 64}, {"run": "another-run"}])
@@ -147,6 +146,7 @@ def test_an_unknown_version_is_named(registry: Registry) -> None:
 
 
 def test_promotion_moves_the_arms_and_keeps_the_one_before(registry: Registry) -> None:
+    assert follow(registry.arms("default"), Arm.ACTIVE).arm is Arm.LATEST
     register(registry, 1, 2, 3)
     registry.promote("default", 1, "first", by="ada")
     registry.promote("default", 2, "second", by="ada", to=Status.CANARY, canary_share=0.25)
@@ -154,6 +154,8 @@ def test_promotion_moves_the_arms_and_keeps_the_one_before(registry: Registry) -
         registry.traffic("default").canary_share,
         statuses(registry),
     )
+    arms = registry.arms("default")
+    assert (arms.active, arms.canary, arms.pinned) == (1, 2, frozenset({1, 2, 3}))
     registry.promote("default", 2, "held up", by="ada")
     assert {1: "standby", 2: "active", 3: "candidate"} == statuses(registry)
     assert 0.0 == registry.traffic("default").canary_share
@@ -165,16 +167,8 @@ def test_promotion_moves_the_arms_and_keeps_the_one_before(registry: Registry) -
     assert standby is not None
     assert (active.version, active.reason, standby.version) == (3, "third", 2)
     assert registry.canary("default") is None
-
-
-def test_a_repeated_promotion_changes_nothing(registry: Registry) -> None:
-    register(registry, 1, 2)
-    registry.promote("default", 1, "first", by="ada")
-    registry.promote("default", 2, "second", by="ada")
-    before = registry.arms("default")
-    registry.promote("default", 2, "second", by="ada")
-    assert before == registry.arms("default")
-    assert 4 == len(registry.events("default"))
+    assert not registry.retire("default", 2, "not needed", by="ada").pinned
+    assert [3] == numbers(registry.pinned("default"))
 
 
 def test_what_may_not_be_promoted_is_refused_with_the_remedy(registry: Registry) -> None:
@@ -332,14 +326,6 @@ def test_what_serves_is_not_retired(registry: Registry) -> None:
     assert (0.0, "retired") == (registry.traffic("default").canary_share, statuses(registry)[2])
 
 
-def test_the_standby_can_be_let_go(registry: Registry) -> None:
-    register(registry, 1, 2)
-    registry.promote("default", 1, "first", by="ada")
-    registry.promote("default", 2, "second", by="ada")
-    assert not registry.retire("default", 1, "not needed", by="ada").pinned
-    assert [2] == numbers(registry.pinned("default"))
-
-
 def test_traffic_is_changed_as_it_was_read(registry: Registry) -> None:
     register(registry, 1, 2)
     registry.promote("default", 1, "first", by="ada")
@@ -364,16 +350,6 @@ def test_traffic_to_what_is_not_there_is_refused(registry: Registry) -> None:
         with pytest.raises(NotAllowed, match=message):
             registry.set_traffic(wanted, "x", by="ada")
     assert empty == registry.traffic("default")
-
-
-def test_the_arms_are_read_together(registry: Registry) -> None:
-    assert follow(registry.arms("default"), Arm.ACTIVE).arm is Arm.LATEST
-    register(registry, 1, 2, 3)
-    registry.promote("default", 1, "first", by="ada")
-    registry.promote("default", 2, "try", by="ada", to=Status.CANARY)
-    arms = registry.arms("default")
-    assert (arms.active, arms.canary, arms.pinned) == (1, 2, frozenset({1, 2, 3}))
-    assert 2 == arms.traffic.revision
 
 
 def test_the_audit_says_who_did_what_and_why(registry: Registry) -> None:
@@ -418,15 +394,11 @@ def test_the_database_itself_admits_one_active_version(
 RACER = """
 import json, multiprocessing, os, sys
 from dataclasses import replace
-from penstock.registry.records import RegistryError
-from penstock.registry.records import NewVersion, Origin, Status
+from penstock.registry.records import NewVersion, Origin, RegistryError
 from penstock.registry.registry import Registry
 
-def promote(registry, number, to="active"):
-    registry.promote("default", number, "raced", by=str(number), to=Status(to))
-
-def canary(registry, number):
-    promote(registry, number, "canary")
+def promote(registry, number):
+    registry.promote("default", number, "raced", by=str(number))
 
 def traffic(registry, number):
     wanted = replace(registry.traffic("default"), latest_share=number / 1000)
@@ -489,13 +461,6 @@ def test_processes_that_promote_at_once_take_turns(url: str, registry: Registry)
     assert standby is not None
     assert promoted[:2] == [active.version, standby.version]
     assert 12 == registry.traffic("default").revision
-
-
-def test_of_processes_that_want_the_canary_one_gets_it(url: str, registry: Registry) -> None:
-    register(registry, 1, 2, 3)
-    said = race(url, "canary", [1], [2], [3])
-    assert ["NotAllowed", "NotAllowed", "done"] == sorted(said.values())
-    assert 1 == list(statuses(registry).values()).count("canary")
 
 
 def test_no_change_of_traffic_hides_another(url: str, registry: Registry) -> None:

@@ -1,4 +1,5 @@
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -6,7 +7,6 @@ import pytest
 import redis
 
 from penstock.actor.link.ack_journal import AckJournal
-from penstock.broker.log import keys
 from penstock.broker.log.audit_log import HeldLog, LostFragments, read_log
 from penstock.broker.log.learner_log import LearnerLog
 from penstock.broker.log.replies import Commit, LogState, MissingReason, Opened, Residue
@@ -18,25 +18,30 @@ from penstock.protocol.messages import Episode, Report, Role, Watch
 from penstock.protocol.refusal import Reason, Refusal, Refused
 from tests.support.run import small_run
 from tests.support.run.small_run import CHARGE, RUN, specification
-from tests.support.run.store_run import BLOB, PACING, TTL_MS, Actor, open_run, reconnect
+from tests.support.run.store_run import BLOB, PACING, TTL_MS, Actor, Begin, new_actor, open_run, reconnect
 from tests.support.storage.redis_server import RedisServer
-
-# ---- A Redis that was restarted, went back in time or came back empty: the books balance, all go on.
 
 
 @pytest.fixture
-def log(redis_url: str) -> Iterator[LearnerLog]:
-    """A learner that opened the run and published version 1."""
-    made = open_run(redis_url, budget=8 * CHARGE)
-    yield made
-    made.close()
+def log(begin: Begin) -> LearnerLog:
+    return begin(budget=8 * CHARGE)
+
+
+@asynccontextmanager
+async def rewound(server: RedisServer, store: Store, log: LearnerLog | None = None) -> AsyncIterator[None]:
+    """Redis goes back behind what is done in the block; the learner opens the log again."""
+    copy = server.save_aof()
+    yield
+    server.go_back(copy)
+    await reconnect(store)
+    if log is not None:
+        log.reopen(log.snapshot())
 
 
 async def test_a_restarted_redis_is_closed_until_the_learner_opens_it(
     redis_server: RedisServer, store: Store, log: LearnerLog
 ) -> None:
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     await actor.append(2)
     redis_server.restart()
     await reconnect(store)
@@ -61,27 +66,11 @@ async def test_a_restarted_redis_is_closed_until_the_learner_opens_it(
     assert (log.acked(), log.log_lost(), log.residue(0).entries) == (4, 0, 4)
 
 
-async def test_an_actor_cannot_book_more_lost_than_a_log_ever_held(
-    redis_server: RedisServer, store: Store, log: LearnerLog
-) -> None:
-    actor = Actor(store, "actor-0")
-    await actor.open()
-    await actor.append(1)
-    redis_server.restart()
-    await reconnect(store)
-    log.reopen(log.snapshot())
-    reply = await store.append(actor.session, 1 + PACING.max_log_entries + 1, [])
-    assert reply.refusal is not None
-    assert reply.refusal.reason is Reason.GAP
-    assert (log.acked(), log.log_lost()) == (1, 0)
-
-
 @pytest.mark.promise("versions-never-used-twice")
 async def test_allocators_leap_and_the_old_epoch_is_fenced(
     redis_server: RedisServer, store: Store, log: LearnerLog
 ) -> None:
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    await new_actor(store)
     redis_server.restart()
     await reconnect(store)
     epoch = log.epoch
@@ -103,15 +92,12 @@ async def test_allocators_leap_and_the_old_epoch_is_fenced(
 async def test_lost_entries_are_found_booked_and_passed(
     redis_server: RedisServer, store: Store, log: LearnerLog
 ) -> None:
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     await actor.append(2)
-    copy = redis_server.save_aof()
-    await actor.append(2)
-    assert len(log.read(0, 10, 0)) == 4
-    await actor.append(2)
-    redis_server.go_back(copy)
-    await reconnect(store)
+    async with rewound(redis_server, store):
+        await actor.append(2)
+        assert len(log.read(0, 10, 0)) == 4
+        await actor.append(2)
     log.renew()
     log.reopen(log.snapshot())
     assert log.acked() == 4
@@ -134,44 +120,21 @@ async def test_lost_entries_are_found_booked_and_passed(
 async def test_what_is_lost_and_not_yet_read_is_in_the_books(
     redis_server: RedisServer, store: Store, log: LearnerLog
 ) -> None:
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     await actor.append(2)
-    copy = redis_server.save_aof()
-    await actor.append(4)
-    log.read(0, 10, 0)
-    redis_server.go_back(copy)
-    await reconnect(store)
-    log.reopen(log.snapshot())
+    async with rewound(redis_server, store, log):
+        await actor.append(4)
+        log.read(0, 10, 0)
     position = 1
     residue = log.residue(position)
     assert residue == Residue(entries=1, lost=4)
     assert log.acked() == position + residue.entries + residue.lost + log.log_lost()
 
 
-async def test_an_actor_whose_appends_were_all_lost_gets_credit_again(
-    redis_server: RedisServer, store: Store, log: LearnerLog
-) -> None:
-    actor = Actor(store, "actor-0")
-    await actor.open()
-    copy = redis_server.save_aof()
-    await actor.append(8)
-    assert actor.credit.begin_through == 8
-    redis_server.go_back(copy)
-    await reconnect(store)
-    log.reopen(log.snapshot())
-    log.publish(BLOB, update=0, settled=0, scalars={})
-    assert (await actor.watch()).begin_through == 9
-    assert await actor.work() >= 1
-    assert (log.log_lost(), log.residue(0).entries) == (8, log.acked() - 8)
-
-
 async def test_an_actor_that_lies_after_a_re_opening_holds_no_more_than_its_share(
     redis_server: RedisServer, store: Store, log: LearnerLog
 ) -> None:
-    liar, honest = Actor(store, "actor-0"), Actor(store, "actor-1")
-    await liar.open()
-    await honest.open()
+    liar, _honest = await new_actor(store, "actor-0"), await new_actor(store, "actor-1")
     redis_server.restart()
     await reconnect(store)
     log.reopen(log.snapshot())
@@ -198,8 +161,7 @@ async def test_a_session_opened_after_a_re_opening_has_no_privilege(
     await reconnect(store)
     log.reopen(log.snapshot())
     log.publish(BLOB, update=0, settled=0, scalars={})
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     await actor.work()
     without_credit = (await actor.append()).refusal
     actor.acked += 5
@@ -209,49 +171,11 @@ async def test_a_session_opened_after_a_re_opening_has_no_privilege(
     assert (without_credit.reason, claim.reason, log.log_lost()) == (Reason.INVALID, Reason.GAP, 0)
 
 
-async def test_credit_given_in_lost_seconds_is_honoured(
-    redis_server: RedisServer, store: Store, redis_url: str
-) -> None:
-    log = open_run(redis_url, budget=CHARGE)
-    actor = Actor(store, "actor-0")
-    await actor.open()
-    await actor.append()
-    copy = redis_server.save_aof()
-    log.settle(1)
-    assert (await actor.watch()).begin_through == 2
-    redis_server.go_back(copy)
-    await reconnect(store)
-    log.reopen(log.snapshot())
-    assert (await actor.append()).refusal is None
-    assert (log.acked(), log.log_lost()) == (2, 0)
-    log.close()
-
-
-async def test_lock_step_goes_on_after_its_round_was_lost(
-    redis_server: RedisServer, store: Store, redis_url: str
-) -> None:
-    log = open_run(redis_url, lock_step=True)
-    actor = Actor(store, "actor-0")
-    await actor.open()
-    copy = redis_server.save_aof()
-    await actor.append()
-    redis_server.go_back(copy)
-    await reconnect(store)
-    log.reopen(log.snapshot())
-    log.publish(BLOB, update=0, settled=0, scalars={})
-    assert not log.round_complete(0)
-    await actor.watch()
-    assert await actor.work() == 1
-    assert log.round_complete(0)
-    log.close()
-
-
 async def test_sessions_are_not_expired_sooner_than_one_timeout_after_opening(
-    redis_server: RedisServer, store: Store, redis_url: str
+    redis_server: RedisServer, store: Store, redis_url: str, begin: Begin
 ) -> None:
-    log = open_run(redis_url, session_timeout_ms=300)
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    log = begin(session_timeout_ms=300)
+    actor = await new_actor(store)
     redis_server.restart()
     await reconnect(store)
     client = redis.Redis.from_url(redis_url)
@@ -262,7 +186,6 @@ async def test_sessions_are_not_expired_sooner_than_one_timeout_after_opening(
     assert log.renew().expired_sessions == 0
     assert (await actor.append()).refusal is None
     client.close()
-    log.close()
 
 
 @pytest.mark.promise("sessions-epochs-never-used")
@@ -286,37 +209,15 @@ async def test_a_leap_that_redis_has_lost_is_not_made_again(
     assert (len(sessions), len(versions), len(epochs)) == (3, 3, 6)
 
 
-async def test_a_session_opened_in_lost_seconds_expires(
-    redis_server: RedisServer, store: Store, log: LearnerLog
-) -> None:
-    copy = redis_server.save_aof()
-    actor = Actor(store, "actor-0")
-    await actor.open()
-    await actor.append()
-    redis_server.go_back(copy)
-    await reconnect(store)
-    epoch = log.epoch
-    log.reopen(log.snapshot())
-    refused = (await actor.append()).refusal
-    assert refused is not None
-    assert refused.reason is Reason.EXPIRED
-    opened = await actor.open()
-    assert opened.session == opened.seed_salt == log.epoch - epoch + 1
-
-
 async def test_reports_are_taken_again_after_a_rewind(
     redis_server: RedisServer, store: Store, log: LearnerLog
 ) -> None:
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     episode = Episode(slot_id=0, episode_id=0, episode_return=1, length=1, terminated=True, version=1)
-    copy = redis_server.save_aof()
-    for sequence in (1, 2):
-        await store.report(Report(session=actor.session, sequence=sequence, episodes=(episode,)))
-    assert [entry.number for entry in log.read_reports(0, 10)] == [1, 2]
-    redis_server.go_back(copy)
-    await reconnect(store)
-    log.reopen(log.snapshot())
+    async with rewound(redis_server, store, log):
+        for sequence in (1, 2):
+            await store.report(Report(session=actor.session, sequence=sequence, episodes=(episode,)))
+        assert [entry.number for entry in log.read_reports(0, 10)] == [1, 2]
     assert await store.report(Report(session=actor.session, sequence=3, episodes=(episode,))) == (3, None)
     assert [entry.number for entry in log.read_reports(2, 10)] == [3]
 
@@ -324,15 +225,12 @@ async def test_reports_are_taken_again_after_a_rewind(
 async def test_an_empty_redis_is_opened_from_memory(
     redis_server: RedisServer, store: Store, log: LearnerLog
 ) -> None:
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     await actor.append(4)
     log.read(0, 10, 0)
     commit = Commit(checkpoint_id="c", manifest_sha256="a", position=3, trim=2)
     log.commit(commit)
-    redis_server.kill()
-    redis_server.forget()
-    redis_server.start()
+    redis_server.restart_empty()
     await reconnect(store)
     assert log.renew().closed
     epoch = log.epoch
@@ -350,14 +248,11 @@ async def test_an_empty_redis_is_opened_from_memory(
 async def test_an_empty_redis_is_opened_from_a_checkpoint(
     redis_server: RedisServer, store: Store, log: LearnerLog
 ) -> None:
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     await actor.append(6)
     log.read(0, 10, 0)
     kept = log.snapshot().to_json()
-    redis_server.kill()
-    redis_server.forget()
-    redis_server.start()
+    redis_server.restart_empty()
     await reconnect(store)
     resumed = LearnerLog.connect(redis_server.url, wait_s=5)
     lease = resumed.acquire(RUN, "learner", TTL_MS)
@@ -390,24 +285,6 @@ async def test_a_learner_that_takes_over_a_returned_redis_fences_the_one_it_forg
         first.renew()
     first.close()
     second.close()
-
-
-async def test_a_trim_floor_that_was_lost_is_raised_and_trimmed_again(
-    redis_server: RedisServer, store: Store, log: LearnerLog, redis_url: str
-) -> None:
-    actor = Actor(store, "actor-0")
-    await actor.open()
-    await actor.append(6)
-    log.read(0, 10, 0)
-    copy = redis_server.save_aof()
-    log.commit(Commit(checkpoint_id="c", manifest_sha256="a", position=6, trim=5))
-    redis_server.go_back(copy)
-    await reconnect(store)
-    log.reopen(log.snapshot())
-    client = redis.Redis.from_url(redis_url)
-    assert client.keys(keys.PAYLOAD + "*") == [keys.payload(6).encode()]
-    assert log.renew().log_bytes == log.read(5, 1, 0)[0].held_bytes
-    client.close()
 
 
 @pytest.mark.promise("redis-restarts-log-being")
@@ -469,24 +346,12 @@ def test_commits_keep_their_order_however_often_a_log_is_opened_again(
         ]
 
 
-# ---- The audit excuses exactly what a Redis that went back in time has lost, by session and sequence.
-
-
-@pytest.fixture
-async def log_store(redis_server: RedisServer) -> AsyncIterator[Store]:
-    """A broker's view of the server."""
-    found = Store.connect(redis_server.url)
-    yield found
-    await found.aclose()
-
-
 class Recorded(Actor):
     """An actor that keeps a journal of what it saw acknowledged."""
 
     journal: AckJournal
 
     async def send(self, count: int) -> None:
-        """Append as an actor does, and record the acknowledgements."""
         before = self.acked
         reply = await self.append(count)
         assert reply.refusal is None, reply.refusal
@@ -495,10 +360,9 @@ class Recorded(Actor):
         )
 
 
-async def recorded(log_store: Store, name: str, folder: Path) -> Recorded:
-    """A new session."""
+async def recorded(store: Store, name: str, folder: Path) -> Recorded:
     actor = Recorded(
-        log_store, name, role=Role.SERVER
+        store, name, role=Role.SERVER
     )  # appends without credit: sessions need not share a budget
     actor.journal = AckJournal(folder, small_run.RUN, name)
     await actor.open()
@@ -518,27 +382,24 @@ def problems(folder: Path, log: HeldLog) -> list[Problem]:
 
 
 def reopen(log: LearnerLog) -> None:
-    """As a learner does when a renewal says that the log is closed."""
     log.reopen(log.snapshot())
     log.publish(BLOB, update=0, settled=0, scalars={})
 
 
 async def test_an_actor_that_comes_back_says_what_it_had_seen_acknowledged(
-    redis_server: RedisServer, log_store: Store, tmp_path: Path
+    redis_server: RedisServer, store: Store, tmp_path: Path
 ) -> None:
     log = open_run(redis_server.url, budget=10**6)
-    returns, silent, read = [await recorded(log_store, name, tmp_path) for name in ("one", "two", "three")]
+    returns, silent, read = [await recorded(store, name, tmp_path) for name in ("one", "two", "three")]
     for actor in (returns, silent, read):
         await actor.send(2)
     log.read(0, 100, 0)
-    copy = redis_server.save_aof()
-    for actor in (returns, silent):
-        await actor.send(3)
-    await read.send(4)
-    entries = log.read(0, 100, 0)
-    assert len(entries) == 16
-    redis_server.go_back(copy)
-    await reconnect(log_store)
+    async with rewound(redis_server, store):
+        for actor in (returns, silent):
+            await actor.send(3)
+        await read.send(4)
+        entries = log.read(0, 100, 0)
+        assert len(entries) == 16
     reopen(log)
     silent_range = LostFragments(session=silent.session, first=6, last=None)
     assert silent_range in held(redis_server).lost_fragments
@@ -555,22 +416,20 @@ async def test_an_actor_that_comes_back_says_what_it_had_seen_acknowledged(
 
 
 async def test_what_was_not_read_is_booked_when_its_actor_says_so_or_is_gone(
-    redis_server: RedisServer, log_store: Store, tmp_path: Path
+    redis_server: RedisServer, store: Store, tmp_path: Path
 ) -> None:
     log = open_run(redis_server.url, budget=10**6)
-    returns, ends = [await recorded(log_store, name, tmp_path) for name in ("one", "two")]
+    returns, ends = [await recorded(store, name, tmp_path) for name in ("one", "two")]
     for actor in (returns, ends):
         await actor.send(2)
-    copy = redis_server.save_aof()
-    for actor in (returns, ends):
-        await actor.send(3)
-    redis_server.go_back(copy)
-    await reconnect(log_store)
+    async with rewound(redis_server, store):
+        for actor in (returns, ends):
+            await actor.send(3)
     reopen(log)
     await returns.watch()
     await returns.send(1)
-    await log_store.close_session(ends.session)
-    await log_store.close_session(returns.session)
+    await store.close_session(ends.session)
+    await store.close_session(returns.session)
     found = held(redis_server)
     assert LostFragments(session=returns.session, first=3, last=5) in found.lost_fragments
     assert LostFragments(session=ends.session, first=3, last=None) in found.lost_fragments
@@ -583,16 +442,14 @@ async def test_what_was_not_read_is_booked_when_its_actor_says_so_or_is_gone(
 
 
 async def test_what_a_session_lost_that_ends_before_the_log_is_open_again(
-    redis_server: RedisServer, log_store: Store, tmp_path: Path
+    redis_server: RedisServer, store: Store, tmp_path: Path
 ) -> None:
     log = open_run(redis_server.url, budget=10**6)
-    actor = await recorded(log_store, "one", tmp_path)
+    actor = await recorded(store, "one", tmp_path)
     await actor.send(2)
-    copy = redis_server.save_aof()
-    await actor.send(3)
-    redis_server.go_back(copy)
-    await reconnect(log_store)
-    await log_store.close_session(actor.session)
+    async with rewound(redis_server, store):
+        await actor.send(3)
+    await store.close_session(actor.session)
     reopen(log)
     found = held(redis_server)
     assert LostFragments(session=actor.session, first=3, last=None) in found.lost_fragments
@@ -600,31 +457,29 @@ async def test_what_a_session_lost_that_ends_before_the_log_is_open_again(
 
 
 async def test_a_session_of_lost_seconds_is_known_by_its_number(
-    redis_server: RedisServer, log_store: Store, tmp_path: Path
+    redis_server: RedisServer, store: Store, tmp_path: Path
 ) -> None:
     log = open_run(redis_server.url, budget=10**6)
-    first = await recorded(log_store, "one", tmp_path)
+    first = await recorded(store, "one", tmp_path)
     await first.send(1)
-    copy = redis_server.save_aof()
-    ghost = await recorded(log_store, "two", tmp_path)
-    await ghost.send(2)
-    redis_server.go_back(copy)
-    await reconnect(log_store)
+    async with rewound(redis_server, store):
+        ghost = await recorded(store, "two", tmp_path)
+        await ghost.send(2)
     reopen(log)
     assert problems(tmp_path, held(redis_server)) == []
-    later = await recorded(log_store, "two", tmp_path)
+    later = await recorded(store, "two", tmp_path)
     later.journal.record([small_run.fragment(later.session, 1)])
     (lost,) = problems(tmp_path, held(redis_server))
     assert (lost.kind, lost.session) == (Kind.LOST, later.session)
 
 
 async def test_without_a_loss_of_redis_nothing_is_excused(
-    redis_server: RedisServer, log_store: Store, tmp_path: Path
+    redis_server: RedisServer, store: Store, tmp_path: Path
 ) -> None:
     open_run(redis_server.url, budget=10**6)
-    actor = await recorded(log_store, "one", tmp_path)
+    actor = await recorded(store, "one", tmp_path)
     await actor.send(2)
-    await log_store.close_session(actor.session)
+    await store.close_session(actor.session)
     assert held(redis_server).lost_fragments == ()
     assert problems(tmp_path, held(redis_server)) == []
     actor.journal.record([small_run.fragment(actor.session, 3)])

@@ -1,6 +1,5 @@
 """Every script's replies and effects, on each Redis server found."""
 
-import asyncio
 import re
 import time
 from dataclasses import replace
@@ -20,7 +19,7 @@ from penstock.protocol.limits import WEIGHT_CHUNK_BYTES
 from penstock.protocol.messages import Episode, Report, Role, RunState, Watch
 from penstock.protocol.refusal import Reason, Refusal, Refused
 from tests.support.run.small_run import CHARGE, RUN, STEPS, specification
-from tests.support.run.store_run import BLOB, PACING, TTL_MS, Actor, item, open_run
+from tests.support.run.store_run import BLOB, PACING, TTL_MS, Actor, Begin, item, new_actor, open_run
 
 
 @pytest.mark.parametrize("name", scripts.names())
@@ -40,27 +39,19 @@ def test_the_state_is_a_table(log: LearnerLog, raw: "redis.Redis") -> None:
     assert raw.object("encoding", keys.STATE) == b"hashtable"
 
 
-# ---------------------------------------------------------------- sessions
-
-
-async def test_a_session_is_not_ready_before_the_specification(store: Store) -> None:
+async def test_before_a_run_nothing_is_opened_or_commanded(store: Store) -> None:
     refusal = await store.open_session("actor-0", Role.ROLLOUT)
     assert isinstance(refusal, Refusal)
-    assert refusal.reason is Reason.NOT_READY
-    assert refusal.retry_after_ms > 0
-
-
-async def test_a_session_carries_the_specification_and_first_credit(store: Store, log: LearnerLog) -> None:
-    opened = await store.open_session("actor-0", Role.ROLLOUT)
-    assert isinstance(opened, Opened)
-    assert specification().encode() == opened.specification
-    assert (opened.session, opened.seed_salt) == (1, 0)
-    assert (opened.credit.begin_through, opened.credit.min_version) == (1, 1)
+    assert (refusal.reason, refusal.retry_after_ms > 0) == (Reason.NOT_READY, True)
+    for ask in (store.control("pause"), store.command("checkpoint", "", "id-1")):
+        with pytest.raises(Refused, match="not_ready"):
+            await ask
+    status = await store.status()
+    assert (status.run, status.closed, status.sessions) == ("", True, ())
 
 
 async def test_a_second_session_has_its_own_salt_and_fences_the_first(store: Store, log: LearnerLog) -> None:
-    first = Actor(store, "actor-0")
-    await first.open()
+    first = await new_actor(store)
     again = await store.open_session("actor-0", Role.ROLLOUT)
     assert isinstance(again, Opened)
     assert again.session == again.seed_salt == 2
@@ -87,8 +78,7 @@ async def test_no_other_identity_takes_over_the_name_of_an_owned_session(
 
 @pytest.mark.promise("closed-session-refused-ever")
 async def test_a_closed_session_is_refused_for_ever(store: Store, log: LearnerLog) -> None:
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     await store.close_session(actor.session)
     await store.close_session(actor.session)
     refused = (await actor.append()).refusal
@@ -100,8 +90,7 @@ async def test_a_closed_session_is_refused_for_ever(store: Store, log: LearnerLo
 
 
 async def test_a_stopping_run_opens_no_session_but_takes_what_is_left(store: Store, log: LearnerLog) -> None:
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     await store.control("stop", "enough")
     assert (await actor.append()).refusal is None
     refusal = await store.open_session("actor-1", Role.ROLLOUT)
@@ -109,13 +98,9 @@ async def test_a_stopping_run_opens_no_session_but_takes_what_is_left(store: Sto
     assert refusal.reason is Reason.RUN_CLOSED
 
 
-# ---------------------------------------------------------------- append
-
-
 @pytest.mark.promise("fragment-sent-again-acknowledged")
 async def test_append_is_idempotent_and_in_order(store: Store, log: LearnerLog) -> None:
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     await actor.watch()
     assert (await actor.append(2)).appended == 2
     again = await store.append(actor.session, 0, [item(actor.session, s) for s in (1, 2, 3)])
@@ -127,19 +112,10 @@ async def test_append_is_idempotent_and_in_order(store: Store, log: LearnerLog) 
     assert 3 == log.acked() == log.residue(0).entries
 
 
-async def test_an_actor_that_saw_more_acknowledged_gets_a_gap(store: Store, log: LearnerLog) -> None:
-    actor = Actor(store, "actor-0")
-    await actor.open()
-    reply = await store.append(actor.session, 7, [item(actor.session, 1)])
-    assert reply.refusal is not None
-    assert (reply.refusal.reason, reply.acked_through, log.acked()) == (Reason.GAP, 0, 0)
-
-
 async def test_no_more_sessions_are_opened_than_a_run_may_have(
     store: Store, log: LearnerLog, raw: "redis.Redis"
 ) -> None:
-    honest = Actor(store, "honest")
-    await honest.open()
+    honest = await new_actor(store, "honest")
     now_ms = time.time() * 1000
     raw.zadd(keys.OPEN, {f"{10**6 + index}": now_ms for index in range(scripts.MAX_SESSIONS)})
     refused = await store.open_session("one-more", Role.ROLLOUT)
@@ -151,8 +127,7 @@ async def test_no_more_sessions_are_opened_than_a_run_may_have(
 
 
 async def test_a_fragment_of_weights_from_the_future_is_invalid(store: Store, log: LearnerLog) -> None:
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     good = item(actor.session, 1)
     (span,) = good.header.weights
     future = replace(good, header=replace(good.header, weights=(span._replace(version=2),)))
@@ -168,8 +143,7 @@ async def test_a_payload_in_the_log_never_expires(
     redis_url: str, log: LearnerLog, raw: "redis.Redis"
 ) -> None:
     short = Store.connect(redis_url, staging_expiry_s=0.2)
-    actor = Actor(short, "actor-0")
-    await actor.open()
+    actor = await new_actor(short)
     await actor.append(3)
     assert [raw.ttl(keys.payload(number)) for number in (1, 2, 3)] == [-1, -1, -1]
     raw.set("other", b"", px=300)
@@ -178,14 +152,6 @@ async def test_a_payload_in_the_log_never_expires(
     expected = item(actor.session, 1).payload
     assert [expected] * 3 == log.fetch([1, 2, 3])
     await short.aclose()
-
-
-async def test_nothing_staged_stays_behind(store: Store, log: LearnerLog, raw: "redis.Redis") -> None:
-    actor = Actor(store, "actor-0")
-    await actor.open()
-    await actor.append(2)
-    await store.append(actor.session, 0, [item(actor.session, s) for s in (1, 2, 9, 10)])
-    assert raw.keys(keys.STAGING + "*") == []
 
 
 async def test_a_staging_key_that_is_gone_is_answered_full(redis_url: str, log: LearnerLog) -> None:
@@ -214,11 +180,10 @@ async def test_a_staging_key_that_is_gone_is_answered_full(redis_url: str, log: 
 
 
 @pytest.mark.promise("ceiling-log-stays-below")
-async def test_ceilings_are_full_and_leave_the_log_below_them(store: Store, redis_url: str) -> None:
+async def test_ceilings_are_full_and_leave_the_log_below_them(store: Store, begin: Begin) -> None:
     budget = 100 * CHARGE
-    log = open_run(redis_url, budget=budget, max_log_entries=3, max_log_bytes=2**20)
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    log = begin(budget=budget, max_log_entries=3, max_log_bytes=2**20)
+    actor = await new_actor(store)
     reply = await actor.append(5)
     assert reply.refusal is not None
     assert (reply.acked_through, reply.refusal.reason) == (3, Reason.FULL)
@@ -231,15 +196,13 @@ async def test_ceilings_are_full_and_leave_the_log_below_them(store: Store, redi
     assert reply.refusal is not None
     assert (reply.acked_through, reply.refusal.detail.startswith("log_bytes")) == (4, True)
     assert log.status().log_bytes == sum(entry.held_bytes for entry in log.read(0, 9, 0)) <= ceiling
-    log.close()
 
 
 @pytest.mark.promise("fragment-steps-run-however")
 async def test_a_fragment_of_more_steps_than_those_of_the_run_is_invalid(
     store: Store, log: LearnerLog
 ) -> None:
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     await actor.watch()
     large = item(actor.session, 1, steps=STEPS + 1)
     appended = await store.append(actor.session, 0, [large])
@@ -251,35 +214,17 @@ async def test_a_fragment_of_more_steps_than_those_of_the_run_is_invalid(
     assert (await store.append(actor.session, 0, [item(actor.session, 1)])).acked_through == 1
 
 
-async def test_a_sequence_without_credit_is_invalid_for_a_rollout_worker(
-    store: Store, redis_url: str
-) -> None:
-    log = open_run(redis_url, budget=CHARGE)
-    actor = Actor(store, "actor-0")
-    await actor.open()
+async def test_a_sequence_without_credit_is_invalid_for_a_rollout_worker(store: Store, begin: Begin) -> None:
+    begin(budget=CHARGE)
+    actor = await new_actor(store)
     assert actor.credit.begin_through == 1
     reply = await actor.append(2)
     assert reply.refusal is not None
     assert (reply.acked_through, reply.refusal.reason) == (1, Reason.INVALID)
-    log.close()
-
-
-async def test_a_policy_server_needs_no_credit_and_is_paced_by_full(store: Store, redis_url: str) -> None:
-    log = open_run(redis_url, budget=2 * CHARGE)
-    server = Actor(store, "server-0", role=Role.SERVER)
-    await server.open()
-    reply = await server.append(3)
-    assert reply.refusal is not None
-    assert (reply.acked_through, reply.refusal.reason) == (2, Reason.FULL)
-    assert reply.refusal.detail.startswith("pacing")
-    log.settle(1)
-    assert (await server.append()).refusal is None
-    log.close()
 
 
 async def test_an_evaluation_session_appends_nothing(store: Store, log: LearnerLog) -> None:
-    actor = Actor(store, "evaluation-0", role=Role.EVALUATION)
-    await actor.open()
+    actor = await new_actor(store, "evaluation-0", role=Role.EVALUATION)
     reply = await actor.append()
     assert reply.refusal is not None
     assert Reason.INVALID is reply.refusal.reason
@@ -287,8 +232,7 @@ async def test_an_evaluation_session_appends_nothing(store: Store, log: LearnerL
 
 @pytest.mark.promise("shadow-fragments-count")
 async def test_shadow_fragments_are_in_no_count(store: Store, log: LearnerLog, raw: "redis.Redis") -> None:
-    server = Actor(store, "server-0", role=Role.SERVER)
-    await server.open()
+    server = await new_actor(store, "server-0", role=Role.SERVER)
     for _ in range(5):
         await server.append(250, kind=Kind.SHADOW)
     assert raw.xlen(keys.SHADOW) == scripts.MAX_SHADOW_ENTRIES
@@ -298,12 +242,8 @@ async def test_shadow_fragments_are_in_no_count(store: Store, log: LearnerLog, r
     assert log.acked() == 1
 
 
-# ---------------------------------------------------------------- reports, watch, control
-
-
 async def test_reports_are_idempotent_in_order_and_read_by_position(store: Store, log: LearnerLog) -> None:
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     episode = Episode(slot_id=0, episode_id=1, episode_return=1.5, length=3, terminated=True, version=1)
 
     def report(sequence: int) -> Report:
@@ -328,9 +268,10 @@ async def test_reports_are_idempotent_in_order_and_read_by_position(store: Store
 async def test_only_an_evaluation_session_reports_an_evaluation(
     store: Store, log: LearnerLog, role: Role
 ) -> None:
-    actor, evaluator = Actor(store, "actor-0", role=role), Actor(store, "eval-0", role=Role.EVALUATION)
-    await actor.open()
-    await evaluator.open()
+    actor, evaluator = (
+        await new_actor(store, "actor-0", role=role),
+        await new_actor(store, "eval-0", role=Role.EVALUATION),
+    )
     episode = Episode(slot_id=0, episode_id=1, episode_return=500.0, length=500, terminated=False, version=1)
 
     def report(session: int, *, evaluation: bool) -> Report:
@@ -348,8 +289,7 @@ async def test_only_an_evaluation_session_reports_an_evaluation(
 async def test_reports_have_a_number_and_bytes_of_which_the_oldest_go(
     store: Store, log: LearnerLog, raw: "redis.Redis"
 ) -> None:
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     episode = Episode(slot_id=0, episode_id=1, episode_return=1.5, length=3, terminated=True, version=1)
     most = scripts.MAX_REPORT_ENTRIES
     first = Report(session=actor.session, sequence=1, episodes=(episode,))
@@ -379,8 +319,7 @@ async def test_reports_have_a_number_and_bytes_of_which_the_oldest_go(
 
 
 async def test_watch_tells_the_newest_weights_and_scalars(store: Store, log: LearnerLog) -> None:
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     publication = log.publish(b"x" * 9, update=3, settled=0, scalars={"epsilon": 0.25})
     watched = await store.watch(Watch(session=actor.session))
     assert watched.news is not None
@@ -390,24 +329,13 @@ async def test_watch_tells_the_newest_weights_and_scalars(store: Store, log: Lea
 
 
 async def test_only_evaluation_sessions_are_asked_to_evaluate(store: Store, log: LearnerLog) -> None:
-    rollout, evaluation = Actor(store, "actor-0"), Actor(store, "eval-0", role=Role.EVALUATION)
-    await rollout.open()
-    await evaluation.open()
+    rollout, evaluation = (
+        await new_actor(store, "actor-0"),
+        await new_actor(store, "eval-0", role=Role.EVALUATION),
+    )
     log.request_evaluation(1)
     asked = [await store.watch(Watch(session=actor.session)) for actor in (rollout, evaluation)]
     assert [watched.news.evaluate_version for watched in asked if watched.news] == [0, 1]
-
-
-async def test_the_learner_sees_probe_answers(store: Store, log: LearnerLog) -> None:
-    actor = Actor(store, "actor-0")
-    await actor.open()
-    await store.watch(
-        Watch(session=actor.session, applied_version=1, applied_sha256="ab", probe_log_prob=(-0.5, -2.0))
-    )
-    (answer,) = log.renew().probes
-    assert (actor.session, "actor-0", 1, "ab", (-0.5, -2.0)) == (
-        answer.session, answer.actor_id, answer.version, answer.sha256, answer.log_prob,
-    )  # fmt: skip
 
 
 async def test_the_end_of_one_evaluation_does_not_take_back_the_next_request(
@@ -424,16 +352,15 @@ async def test_the_end_of_one_evaluation_does_not_take_back_the_next_request(
 
 @pytest.mark.promise("weights-evaluation-pinned-released")
 async def test_pins_of_a_learner_that_died_do_not_keep_their_bytes(
-    store: Store, log: LearnerLog, redis_url: str
+    store: Store, log: LearnerLog, begin: Begin
 ) -> None:
     pinned = log.publish(BLOB, update=1, settled=0, scalars={}, pin=True).version
     log.request_evaluation(pinned)
-    resumed = open_run(redis_url)
+    resumed = begin()
     assert resumed.renew().evaluate_version == 0
     resumed.publish(BLOB, update=2, settled=0, scalars={})
     assert await store.publication(pinned) is None
     assert await store.weights_chunk(pinned, 0) is None
-    resumed.close()
 
 
 async def test_control_is_followed_and_stopping_is_not_taken_back(store: Store, log: LearnerLog) -> None:
@@ -461,52 +388,6 @@ async def test_a_stop_outlives_a_learner_that_crashes_and_ends_with_one_that_fol
     assert open_run(redis_url).renew().desired is RunState.STOPPING
 
 
-async def test_control_before_a_run_is_refused(store: Store) -> None:
-    with pytest.raises(Refused, match="not_ready"):
-        await store.control("pause")
-
-
-async def test_status_shows_run_log_and_sessions(store: Store, log: LearnerLog) -> None:
-    actor = Actor(store, "actor-0")
-    await actor.open()
-    await actor.append()
-    log.observe('{"progress": 0.5}')
-    status = await store.status()
-    assert (
-        status.run,
-        status.epoch,
-        status.log_head,
-        status.acked,
-        status.latest.version,
-    ) == (RUN, 1, 1, 1, 1)
-    assert 4 * CHARGE == status.budget_steps == status.outstanding_steps
-    assert status.learner_json == '{"progress": 0.5}'
-    assert [(row.actor_id, row.role, row.sequence, row.begin_through) for row in status.sessions] == [
-        ("actor-0", Role.ROLLOUT, 1, 4)
-    ]
-    assert not status.closed
-
-
-async def test_status_of_an_empty_server_has_no_run(store: Store) -> None:
-    status = await store.status()
-    assert (status.run, status.closed, status.sessions) == ("", True, ())
-
-
-async def test_changes_wake_a_waiter(store: Store, log: LearnerLog) -> None:
-    changes = store.changes()
-    await anext(changes)
-    loop = asyncio.get_running_loop()
-    waiting = asyncio.ensure_future(anext(changes))
-    started = loop.time()
-    await asyncio.to_thread(log.publish, BLOB, update=1, settled=0, scalars={})
-    await waiting
-    assert loop.time() - started < 0.9
-    await changes.aclose()  # type: ignore[attr-defined]
-
-
-# ---------------------------------------------------------------- lease, weights, commit
-
-
 @pytest.mark.promise("lease-holder-another-learner")
 def test_the_lease_is_for_one_holder(redis_url: str, log: LearnerLog) -> None:
     other = LearnerLog.connect(redis_url, wait_s=1)
@@ -520,21 +401,6 @@ def test_the_lease_is_for_one_holder(redis_url: str, log: LearnerLog) -> None:
     with pytest.raises(Refused, match="fenced"):
         log.publish(BLOB, update=1, settled=0, scalars={})
     other.close()
-
-
-def test_a_released_lease_is_free_and_an_expired_one_too(redis_url: str, log: LearnerLog) -> None:
-    log.release()
-    other = LearnerLog.connect(redis_url, wait_s=1)
-    assert other.acquire(RUN, "other", 1).epoch == 2
-    third = LearnerLog.connect(redis_url, wait_s=1)
-    while True:
-        try:
-            assert third.acquire(RUN, "third", TTL_MS).epoch == 3
-            break
-        except Refused:
-            continue
-    other.close()
-    third.close()
 
 
 def test_a_redis_of_another_run_is_refused(redis_url: str, log: LearnerLog) -> None:
@@ -576,21 +442,10 @@ async def test_a_publication_that_comes_late_moves_nothing_back(store: Store, lo
     assert (status.latest.version, status.latest.update) == (newer.version, 2)
 
 
-async def test_weights_of_a_publisher_that_died_are_dropped(
-    store: Store, log: LearnerLog, raw: "redis.Redis"
-) -> None:
-    version = int(log._calls.fenced("allocate_version", 1)[1])
-    log._calls.fenced("store_chunk", version, 0, b"half")
-    assert await store.publication(version) is None
-    assert version + 1 == log.publish(BLOB, update=1, settled=0, scalars={}).version
-    assert not raw.exists(keys.weights(version, 0))
-
-
 @pytest.mark.promise("commit-trims-committing-twice")
-async def test_commit_trims_and_is_idempotent(store: Store, redis_url: str, raw: "redis.Redis") -> None:
-    log = open_run(redis_url, budget=100 * CHARGE)
-    actor = Actor(store, "actor-0")
-    await actor.open()
+async def test_commit_trims_and_is_idempotent(store: Store, begin: Begin, raw: "redis.Redis") -> None:
+    log = begin(budget=100 * CHARGE)
+    actor = await new_actor(store)
     await actor.append(6)
     totals = Totals(trained=5, dropped={"stale": 1}, env_steps=40)
     commit = Commit(checkpoint_id="c1", manifest_sha256="aa", position=6, trim=4, totals=totals)
@@ -605,12 +460,10 @@ async def test_commit_trims_and_is_idempotent(store: Store, redis_url: str, raw:
     again = log.acquire(RUN, "learner", TTL_MS)
     assert (commit,) == again.committed
     assert again.trim_floor == 4
-    log.close()
 
 
 async def test_a_start_behind_the_trim_floor_is_refused(store: Store, log: LearnerLog) -> None:
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     await actor.append(4)
     log.commit(Commit(checkpoint_id="c", manifest_sha256="", position=4, trim=3))
     with pytest.raises(Refused, match="allow-loss"):
@@ -622,8 +475,7 @@ async def test_a_start_behind_the_trim_floor_is_refused(store: Store, log: Learn
 async def test_large_payloads_are_read_a_few_at_a_time(
     store: Store, log: LearnerLog, raw: "redis.Redis", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     await actor.append(4)
     size = raw.strlen(keys.payload(1))
     monkeypatch.setattr(learner_log, "READ_BYTES", 2 * size + 1)

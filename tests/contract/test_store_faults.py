@@ -22,27 +22,9 @@ from penstock.protocol.messages import Durability, Episode, Report, Role, Watch
 from penstock.protocol.refusal import Reason, Refused
 from penstock.runtime.exit import Fatal
 from tests.support.run.small_run import CHARGE, RUN
-from tests.support.run.store_run import PACING, TTL_MS, Actor, item, open_run, reconnect
+from tests.support.run.store_run import PACING, TTL_MS, Actor, Begin, item, new_actor
 from tests.support.storage.credit_stand import Clock, virtual_time
 from tests.support.storage.redis_server import Binary, RedisServer
-
-# ---- A store in trouble says so: nothing hangs, nothing is answered with somebody else's reply.
-
-
-async def test_a_dead_redis_is_unavailable_and_comes_back(redis_server: RedisServer, store: Store) -> None:
-    log = open_run(redis_server.url)
-    actor = Actor(store, "actor-0")
-    await actor.open()
-    redis_server.write_out()
-    redis_server.kill()
-    for _ in range(2):
-        with pytest.raises(StoreUnavailable):
-            await actor.append()
-    redis_server.start()
-    await reconnect(store)
-    log.reopen(log.snapshot())
-    assert (await actor.append()).refusal is None
-    log.close()
 
 
 def test_a_learner_gives_up_on_a_dead_redis_after_its_time(redis_server: RedisServer) -> None:
@@ -64,42 +46,19 @@ def test_a_password_that_redis_refuses_a_learner_is_told_as_such(
     LearnerLog.connect(redis_url, wait_s=20, password=right).close()
 
 
-def test_a_learner_waits_for_a_redis_that_comes_back(redis_server: RedisServer) -> None:
-    log = open_run(redis_server.url)
-    redis_server.restart()
-    assert log.renew().closed
-    log.close()
-
-
-async def test_a_redis_that_refuses_writes_is_unavailable(store: Store, redis_url: str) -> None:
-    log = open_run(redis_url)
-    actor = Actor(store, "actor-0")
-    await actor.open()
+async def test_a_redis_that_refuses_writes_is_unavailable(store: Store, redis_url: str, begin: Begin) -> None:
+    begin()
+    actor = await new_actor(store)
     with redis.Redis.from_url(redis_url) as client:
         client.config_set("min-replicas-to-write", 1)
         with pytest.raises(StoreUnavailable, match="NOREPLICAS"):
             await actor.append()
         client.config_set("min-replicas-to-write", 0)
     assert (await actor.append()).refusal is None
-    log.close()
 
 
-async def test_scripts_are_loaded_again_when_redis_forgot_them(store: Store, redis_url: str) -> None:
-    log = open_run(redis_url)
-    actor = Actor(store, "actor-0")
-    await actor.open()
-    with redis.Redis.from_url(redis_url) as client:
-        client.script_flush()
-        assert (await actor.append(2)).acked_through == 2
-        client.script_flush()
-        assert await actor.watch() == actor.credit
-        client.script_flush()
-        log.renew()
-    log.close()
-
-
-async def test_cancelled_calls_leave_no_reply_behind(store: Store, redis_url: str) -> None:
-    log = open_run(redis_url, budget=10_000 * CHARGE, max_log_entries=100_000, max_log_bytes=2**30)
+async def test_cancelled_calls_leave_no_reply_behind(store: Store, begin: Begin) -> None:
+    log = begin(budget=10_000 * CHARGE, max_log_entries=100_000, max_log_bytes=2**30)
     actors = [Actor(store, f"actor-{index}") for index in range(4)]
     for actor in actors:
         await actor.open()
@@ -126,14 +85,14 @@ async def test_cancelled_calls_leave_no_reply_behind(store: Store, redis_url: st
         headers = [entry.header for entry in log.read(0, 10_000, 0)]
         mine = [header.sequence for header in headers if header and header.session == actor.session]
         assert mine == list(range(1, sequence + 1))
-    log.close()
 
 
-async def test_two_stores_may_send_the_same_fragment_at_once(store: Store, redis_url: str) -> None:
-    log = open_run(redis_url)
+async def test_two_stores_may_send_the_same_fragment_at_once(
+    store: Store, redis_url: str, begin: Begin
+) -> None:
+    log = begin()
     other = Store.connect(redis_url)
-    actor = Actor(store, "actor-0")
-    await actor.open()
+    actor = await new_actor(store)
     for sequence in range(1, 5):
         replies = await asyncio.gather(
             *(
@@ -144,7 +103,6 @@ async def test_two_stores_may_send_the_same_fragment_at_once(store: Store, redis
         assert sorted(reply.appended for reply in replies) == [0, 1]
     assert log.residue(0).entries == 4
     await other.aclose()
-    log.close()
 
 
 @pytest.mark.parametrize("url", ["localhost:6379", "http://redis", ""])
@@ -153,23 +111,9 @@ def test_a_url_of_another_kind_is_refused(url: str) -> None:
         check_url(url)
 
 
-# ---- At `maxmemory` nothing is evicted, experience waits, and all that frees memory goes on.
-
-
 @pytest.fixture
-def log(redis_url: str) -> Iterator[LearnerLog]:
-    """A learner that opened the run and published version 1."""
-    made = open_run(redis_url, budget=16 * CHARGE)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def full(redis_url: str, log: LearnerLog) -> Iterator["redis.Redis"]:
-    """Call `full.config_set` to let memory run out; a plain write is then refused."""
-    client = redis.Redis.from_url(redis_url)
-    yield client
-    client.close()
+def log(begin: Begin) -> LearnerLog:
+    return begin(budget=16 * CHARGE)
 
 
 def _fill(client: "redis.Redis") -> None:
@@ -179,26 +123,24 @@ def _fill(client: "redis.Redis") -> None:
 
 
 @pytest.mark.promise("maxmemory-learner-still-renew")
-async def test_append_waits_and_stores_nothing(store: Store, log: LearnerLog, full: "redis.Redis") -> None:
-    actor = Actor(store, "actor-0")
-    await actor.open()
+async def test_append_waits_and_stores_nothing(store: Store, log: LearnerLog, raw: "redis.Redis") -> None:
+    actor = await new_actor(store)
     await actor.append()
-    _fill(full)
+    _fill(raw)
     reply = await actor.append(2)
     assert reply.refusal is not None
     assert (reply.refusal.reason, reply.acked_through) == (Reason.FULL, 1)
     assert reply.refusal.detail.startswith("staging")
     assert log.acked() == log.residue(0).entries == 1
-    full.config_set("maxmemory", 0)
+    raw.config_set("maxmemory", 0)
     assert (await actor.append(2)).refusal is None
 
 
 @pytest.mark.promise("maxmemory-learner-still-renew")
-async def test_learner_and_sessions_go_on(store: Store, log: LearnerLog, full: "redis.Redis") -> None:
-    actor = Actor(store, "actor-0")
-    await actor.open()
+async def test_learner_and_sessions_go_on(store: Store, log: LearnerLog, raw: "redis.Redis") -> None:
+    actor = await new_actor(store)
     await actor.append(6)
-    _fill(full)
+    _fill(raw)
     log.renew()
     published = log.publish(bytes(WEIGHT_CHUNK_BYTES + 1), update=1, settled=3, scalars={"a": 1.0}, pin=True)
     assert await store.publication(published.version) == published
@@ -216,9 +158,6 @@ async def test_learner_and_sessions_go_on(store: Store, log: LearnerLog, full: "
     await store.close_session(actor.session)
     log.release()
     assert log.acquire(RUN, "other", TTL_MS).epoch == 2
-
-
-# ---- A Redis that is still loading its append-only file: waited for, not called forgetful.
 
 
 KEYS = 6000
@@ -262,10 +201,6 @@ async def test_a_redis_that_loads_its_file_is_waited_for(redis_binary: Binary, s
     assert Durability.MEMORY.name not in said
 
 
-# ---- The clock of Redis's host steps, in both directions: leases, deadlines and rates go on as if it had
-# not.
-
-
 HOUR_MS = 3_600_000
 SECOND_MS = 1_000
 FORTH_AND_BACK = pytest.mark.parametrize("step_ms", [HOUR_MS, -HOUR_MS], ids=["forth", "back"])
@@ -290,9 +225,9 @@ def pass_time(clock: Clock, log: LearnerLog, ms: int) -> int:
 @pytest.mark.promise("clock-redis-s-host")
 @FORTH_AND_BACK
 async def test_sessions_live_on_and_end_when_they_are_silent(
-    store: Store, redis_url: str, clock: Clock, step_ms: int
+    store: Store, begin: Begin, clock: Clock, step_ms: int
 ) -> None:
-    log, actor = open_run(redis_url), Actor(store, "actor-0")
+    log, actor = begin(), Actor(store, "actor-0")
     timeout_ms = PACING.session_timeout_ms
     assert pass_time(clock, log, timeout_ms + SECOND_MS) == 0
     await actor.open()
@@ -301,13 +236,14 @@ async def test_sessions_live_on_and_end_when_they_are_silent(
     assert pass_time(clock, log, timeout_ms - MOST_STEP_MS - SECOND_MS) == 0
     assert (await store.status()).sessions[0].idle_ms <= timeout_ms
     assert pass_time(clock, log, MOST_STEP_MS + 3 * SECOND_MS) == 1
-    log.close()
 
 
 @pytest.mark.promise("clock-redis-s-host")
 @FORTH_AND_BACK
-async def test_a_lease_is_held_and_ends_as_without_it(redis_url: str, clock: Clock, step_ms: int) -> None:
-    log, other = open_run(redis_url), LearnerLog.connect(redis_url, wait_s=5.0)
+async def test_a_lease_is_held_and_ends_as_without_it(
+    redis_url: str, clock: Clock, step_ms: int, begin: Begin
+) -> None:
+    _log, other = begin(), LearnerLog.connect(redis_url, wait_s=5.0)
     clock.advance(step_ms)
     waited_ms = 0
     while waited_ms <= 2 * TTL_MS:
@@ -318,16 +254,15 @@ async def test_a_lease_is_held_and_ends_as_without_it(redis_url: str, clock: Clo
             clock.advance(SECOND_MS)
             waited_ms += SECOND_MS
     assert TTL_MS - MOST_STEP_MS <= waited_ms <= TTL_MS + MOST_STEP_MS
-    log.close()
     other.close()
 
 
 @pytest.mark.promise("clock-redis-s-host")
 @FORTH_AND_BACK
 async def test_credit_stays_and_comes_back_as_without_it(
-    store: Store, redis_url: str, clock: Clock, step_ms: int
+    store: Store, redis_url: str, clock: Clock, step_ms: int, begin: Begin
 ) -> None:
-    log = open_run(redis_url, budget=CHARGE)
+    log = begin(budget=CHARGE)
     working, waiting = Actor(store, "working"), Actor(store, "waiting")
     pass_time(clock, log, PACING.session_timeout_ms + SECOND_MS)
     await working.open()
@@ -346,4 +281,3 @@ async def test_credit_stays_and_comes_back_as_without_it(
         assert client.hget(keys.STATE, "taken_back") == b"1"
     await waiting.watch()
     assert waiting.credit.begin_through == 1
-    log.close()

@@ -1,12 +1,10 @@
 import hashlib
-from collections.abc import Iterator
 
 import pytest
 import redis
 
 from penstock.broker.log import keys
 from penstock.broker.log.learner_log import LearnerLog
-from penstock.broker.log.replies import Status
 from penstock.broker.log.script import MOST_FETCHED
 from penstock.broker.log.store import Store
 from penstock.protocol.limits import WEIGHT_CHUNK_BYTES
@@ -15,10 +13,7 @@ from penstock.rpc.gate import Absent
 from penstock.v1 import weights_pb2 as pb
 from tests.support.run import small_run
 from tests.support.run.chunk_line import FetchingActor, SlowLine, fetching_actors, weight_service
-from tests.support.run.small_run import RUN, specification
-from tests.support.run.store_run import BLOB, PACING, TTL_MS, open_run
-
-# ---- Weights of any size arrive: a fetch that has begun ends, however fast the learner publishes.
+from tests.support.run.store_run import BLOB, Begin
 
 
 def blob(number: int, chunks: int) -> bytes:
@@ -27,46 +22,40 @@ def blob(number: int, chunks: int) -> bytes:
 
 
 class Learner:
-    """Publishes weights of so many chunks."""
-
     def __init__(self, log: LearnerLog, chunks: int) -> None:
         self.log, self.chunks, self.count = log, chunks, 0
 
     def publish(self) -> int:
-        """The number of one more version."""
         self.count += 1
         body = blob(self.count, self.chunks)
         return self.log.publish(body, update=self.count, settled=0, scalars={}).version
 
     def publish_often(self) -> None:
-        """Publish until a version that no session fetches is gone."""
         for _ in range(3):
             self.publish()
 
 
 @pytest.fixture
-def log(redis_url: str) -> Iterator[LearnerLog]:
-    """A learner that opened the run and published nothing yet."""
-    made = open_run(redis_url, publish=False)
-    yield made
-    made.close()
+def log(begin: Begin) -> LearnerLog:
+    return begin(publish=False)
+
+
+def weight_keys(raw: "redis.Redis") -> set[str]:
+    """Every chunk of weights in Redis, `version:index`."""
+    return {key.decode().removeprefix(keys.WEIGHTS) for key in raw.scan_iter(f"{keys.WEIGHTS}*")}
 
 
 def versions_held(raw: "redis.Redis") -> set[int]:
-    """Versions whose chunks are in Redis."""
-    found = raw.scan_iter(f"{keys.WEIGHTS}*")
-    return {int(key.decode().removeprefix(keys.WEIGHTS).partition(":")[0]) for key in found}
+    return {int(key.partition(":")[0]) for key in weight_keys(raw)}
 
 
 async def fetched(store: Store, session: int, known: int = 0) -> int:
-    """The version that a session is told to fetch."""
     publication = await store.begin_fetch(session, known)
     assert publication is not None
     return publication.version
 
 
 async def fetch_all(actor: FetchingActor) -> None:
-    """Fetch until the version that was begun is there."""
     while actor.is_fetching:
         assert await actor.take_chunk()
 
@@ -159,9 +148,9 @@ async def test_a_fetch_goes_on_at_another_broker(store: Store, log: LearnerLog) 
 
 @pytest.mark.promise("credit-asks-version-session")
 async def test_credit_never_asks_for_a_version_that_the_session_cannot_have(
-    store: Store, redis_url: str
+    store: Store, begin: Begin
 ) -> None:
-    log = open_run(redis_url, publish=False, budget=small_run.CHARGE)
+    log = begin(publish=False, budget=small_run.CHARGE)
     learner = Learner(log, 2)
     learner.publish()
     other, actor = await fetching_actors(store, 2)
@@ -172,7 +161,6 @@ async def test_credit_never_asks_for_a_version_that_the_session_cannot_have(
     assert actor.min_version == actor.wanted.version == 1
     await fetch_all(actor)
     assert actor.given_up == 0
-    log.close()
 
 
 @pytest.mark.promise("fetch-weights-begun-ends")
@@ -225,145 +213,108 @@ async def test_chunks_come_from_the_brokers_cache_when_redis_has_dropped_them(
         await actor.service.GetWeights(pb.GetWeightsRequest(session=actor.session, version=wanted), None)
 
 
-# ---- Versions that the registry keeps stay in Redis, come back to it, and go when they are retired.
-
-
 LARGE = b"x" * (WEIGHT_CHUNK_BYTES + 7)
 
 
 def publish(log: LearnerLog, count: int, blob: bytes = BLOB) -> list[int]:
-    """The numbers of so many publications."""
     return [log.publish(blob, update=index, settled=0, scalars={}).version for index in range(count)]
 
 
-async def held(url: str, version: int) -> bytes | None:
+async def held(store: Store, version: int) -> bytes | None:
     """The bytes that a broker finds under a version; None where it has no publication of it."""
-    store = Store.connect(url)
     publication = await store.publication(version)
     if publication is None:
-        await store.aclose()
         return None
-    chunks = [
-        await store.weights_chunk(version, index)
-        for index in range(-(-publication.size // WEIGHT_CHUNK_BYTES))
-    ]
-    await store.aclose()
-    blob = b"".join(chunk or b"" for chunk in chunks)
-    assert hashlib.sha256(blob).hexdigest() == publication.sha256
-    return blob
-
-
-def weight_keys(url: str) -> set[str]:
-    """Every chunk of weights in Redis, `version:index`."""
-    with redis.Redis.from_url(url) as client:
-        return {
-            bytes(key).decode().removeprefix(keys.WEIGHTS) for key in client.scan_iter(f"{keys.WEIGHTS}*")
-        }
-
-
-async def status(url: str) -> Status:
-    """The run at one moment."""
-    store = Store.connect(url)
-    found = await store.status()
-    await store.aclose()
+    count = -(-publication.size // WEIGHT_CHUNK_BYTES)
+    found = b"".join([await store.weights_chunk(version, index) or b"" for index in range(count)])
+    assert hashlib.sha256(found).hexdigest() == publication.sha256
     return found
 
 
 @pytest.mark.promise("weights-registered-version-available", "registered-version-answers-until")
-async def test_a_kept_version_stays_until_it_is_kept_no_longer(redis_url: str) -> None:
-    log = open_run(redis_url)
+async def test_a_kept_version_stays_until_it_is_kept_no_longer(
+    store: Store, begin: Begin, raw: "redis.Redis"
+) -> None:
+    log = begin()
     first, second = publish(log, 2)
     assert log.kept.keep({first}, highest=second, traffic_revision=0) == ()
     publish(log, 3)
-    assert await held(redis_url, first) == BLOB
-    assert await held(redis_url, second) is None
+    assert await held(store, first) == BLOB
+    assert await held(store, second) is None
     assert log.kept.keep((), highest=second, traffic_revision=0) == ()
-    assert await held(redis_url, first) is None
-    assert len(weight_keys(redis_url)) == 2
-    log.close()
+    assert await held(store, first) is None
+    assert len(weight_keys(raw)) == 2
 
 
-async def test_the_end_of_an_evaluation_does_not_let_go_of_what_is_kept(redis_url: str) -> None:
-    log = open_run(redis_url)
+async def test_the_end_of_an_evaluation_does_not_let_go_of_what_is_kept(store: Store, begin: Begin) -> None:
+    log = begin()
     version = log.publish(BLOB, update=1, settled=0, scalars={}, pin=True).version
     log.kept.keep({version}, highest=version, traffic_revision=0)
     publish(log, 2)
     log.end_evaluation(version)
-    assert await held(redis_url, version) == BLOB
-    log.close()
+    assert await held(store, version) == BLOB
 
 
-async def test_bytes_that_redis_let_go_come_back_and_the_pointer_stays(redis_url: str) -> None:
-    log = open_run(redis_url)
+async def test_bytes_that_redis_let_go_come_back_and_the_pointer_stays(store: Store, begin: Begin) -> None:
+    log = begin()
     (old,) = publish(log, 1, LARGE)
     newest = publish(log, 3)[-1]
-    assert await held(redis_url, old) is None
+    assert await held(store, old) is None
     assert log.kept.keep({old}, highest=newest, traffic_revision=0) == (old,)
     log.kept.restore(Publication(old, 0, hashlib.sha256(LARGE).hexdigest(), len(LARGE)), LARGE)
-    assert await held(redis_url, old) == LARGE
-    assert (await status(redis_url)).latest.version == newest
+    assert await held(store, old) == LARGE
+    assert (await store.status()).latest.version == newest
     assert log.kept.keep({old}, highest=newest, traffic_revision=0) == ()
     publish(log, 3)
-    assert await held(redis_url, old) == LARGE
-    log.close()
+    assert await held(store, old) == LARGE
 
 
-async def test_bytes_half_put_back_go_with_the_version(redis_url: str) -> None:
-    log = open_run(redis_url)
+async def test_bytes_half_put_back_go_with_the_version(
+    store: Store, begin: Begin, raw: "redis.Redis"
+) -> None:
+    log = begin()
     (old,) = publish(log, 1, LARGE)
     publish(log, 3)
     log.kept.keep({old}, highest=old, traffic_revision=0)
     log._calls.fenced("stage_version", old, 2)
     log._calls.fenced("store_chunk", old, 0, LARGE[:WEIGHT_CHUNK_BYTES])
     publish(log, 2)
-    assert f"{old}:0" in weight_keys(redis_url)
+    assert f"{old}:0" in weight_keys(raw)
     log.kept.keep((), highest=old, traffic_revision=0)
-    assert len(weight_keys(redis_url)) == 2
-    log.close()
+    assert len(weight_keys(raw)) == 2
 
 
-async def test_what_is_not_kept_is_not_put_back(redis_url: str) -> None:
-    log = open_run(redis_url)
+async def test_what_is_not_kept_is_not_put_back(store: Store, begin: Begin, raw: "redis.Redis") -> None:
+    log = begin()
     (old,) = publish(log, 1)
     publish(log, 3)
-    before = weight_keys(redis_url)
+    before = weight_keys(raw)
     log.kept.restore(Publication(old, 0, hashlib.sha256(BLOB).hexdigest(), len(BLOB)), BLOB)
-    assert await held(redis_url, old) is None
-    assert weight_keys(redis_url) == before
-    log.close()
+    assert await held(store, old) is None
+    assert weight_keys(raw) == before
 
 
-async def test_the_next_learner_finds_what_is_kept(redis_url: str) -> None:
-    log = open_run(redis_url)
+async def test_the_next_learner_finds_what_is_kept(store: Store, begin: Begin) -> None:
+    log = begin()
     first = publish(log, 1)[0]
     log.kept.keep({first}, highest=first, traffic_revision=0)
     log.release()
-    log.close()
-    successor = LearnerLog.connect(redis_url, wait_s=5)
-    successor.acquire(RUN, "learner", TTL_MS)
-    successor.start(specification().encode(), PACING, position=0)
-    publish(successor, 3)
-    assert await held(redis_url, first) == BLOB
-    successor.close()
+    publish(begin(publish=False), 3)
+    assert await held(store, first) == BLOB
 
 
-def test_a_registered_number_is_never_drawn_again(redis_url: str) -> None:
-    log = open_run(redis_url)
+def test_a_registered_number_is_never_drawn_again(begin: Begin) -> None:
+    log = begin()
     log.kept.keep((), highest=1000, traffic_revision=0)
     assert publish(log, 1) == [1001]
     assert log.snapshot().version == 1001
     log.kept.keep((), highest=5, traffic_revision=0)
     assert publish(log, 1) == [1002]
-    log.close()
 
 
-async def test_a_watch_learns_the_revision_of_the_traffic(redis_url: str) -> None:
-    log = open_run(redis_url)
-    log.kept.keep((), highest=0, traffic_revision=7)
-    store = Store.connect(redis_url)
+async def test_a_watch_learns_the_revision_of_the_traffic(store: Store, begin: Begin) -> None:
+    begin().kept.keep((), highest=0, traffic_revision=7)
     opened = await store.open_session("actor-0", Role.ROLLOUT)
     watched = await store.watch(Watch(session=opened.session))  # type: ignore[union-attr]  # it is open
     assert watched.news is not None
     assert watched.news.traffic_revision == 7
-    await store.aclose()
-    log.close()

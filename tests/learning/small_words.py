@@ -22,11 +22,7 @@ from penstock.protocol.fragment import check
 from penstock.protocol.messages import Publication
 from penstock.workloads.language.conversation import ColumnFragments
 from penstock.workloads.rlhf.environment import for_environment
-from penstock.workloads.rlhf.responses import (
-    Equipment,
-    columns_of,
-    in_random_order,
-)
+from penstock.workloads.rlhf.responses import Equipment, columns_of, in_random_order
 from penstock.workloads.rlhf.sentiment import Sentiment
 
 TRUE = "penstock.workloads.rlhf.sentiment:true_rewards"

@@ -32,7 +32,6 @@ BATCH: Final = 512
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that guesses."""
     return make_guesser(tmp_path_factory.mktemp("guesser") / "base")
 
 
@@ -55,7 +54,6 @@ def best(earned: Iterator[float], enough: float = 1.0) -> tuple[float, float, in
 
 
 def reached(task: str, base: Path, folder: Path, socket: Path, *, seed: int, most: int) -> float:
-    """The best mean of an agent's conversations with a model that learns from them."""
     with (
         agents_run(folder, socket, base, seed=seed, batch_steps=BATCH),
         gateway(socket, folder) as base_url,

@@ -49,7 +49,6 @@ MOST_CLIENTS: Final = 1_000
 
 
 def recipe(folder: Path, of: Path = RECIPE, /, **over: dict[str, Any]) -> Path:
-    """A recipe with settings over it, as a file."""
     said = tomllib.loads(of.read_text())
     lay_over(said, over)
     folder.mkdir(parents=True, exist_ok=True)
@@ -59,23 +58,16 @@ def recipe(folder: Path, of: Path = RECIPE, /, **over: dict[str, Any]) -> Path:
 
 
 def trained(folder: Path, seed: int, **over: dict[str, Any]) -> dict[str, Any]:
-    """The summary of a run that has ended in order, its books balanced."""
     training = Training(folder / "run", str(recipe(folder, **over)), "--seed", str(seed))
-    code, _, err = training.end(WITHIN_S)
-    assert code == 0, err
-    summary: dict[str, Any] = training.summary()
-    assert summary["ledger"]["balanced"]
-    return summary
+    return training.completed(WITHIN_S)
 
 
 def lines(run_dir: Path) -> list[dict[str, Any]]:
-    """All lines of a run's figures."""
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
 def learned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A run of one seed, in half the updates, and its summary."""
     folder = tmp_path_factory.mktemp("learned")
     summary = trained(folder, 0, learner={"total_updates": 130}, algorithm={"validate_every": 65})
     return folder / "run", summary
@@ -106,7 +98,6 @@ def test_thoughts_are_learned_and_called_honest(learned: tuple[Path, dict[str, A
 
 
 def right_at_start(run_dir: Path, *, deterministic: bool) -> float:
-    """Share of right answers of the model that a run began with, behind its drawn or likeliest thoughts."""
     task = open_task("rings:7:4")
     model = ThinkingModel(load_transformer(run_dir / "start_model"), Layout(task))
     probed = probe(model, task, questions(512), 5, deterministic=deterministic)
@@ -114,7 +105,6 @@ def right_at_start(run_dir: Path, *, deterministic: bool) -> float:
 
 
 def checked(run_dir: Path, *options: str) -> tuple[int, str]:
-    """Exit code and output of `penstock thoughts check` of a run."""
     words = penstock("thoughts", "check", str(run_dir), "--questions", "256", *options)
     done = subprocess.run(words, capture_output=True, text=True, timeout=WITHIN_S, check=False)
     return done.returncode, done.stdout
@@ -138,7 +128,6 @@ def test_a_check_of_a_run_exits_by_its_verdict(learned: tuple[Path, dict[str, An
 
 
 def assert_best_is_newest(run_dir: Path, summary: dict[str, Any]) -> None:
-    """The newest version and the final policy are the bytes of the best evaluation, and no later update's."""
     best, final = summary["evaluation"], read_final(run_dir)
     with Registry.open(registry_url(run_dir)) as registry:
         rows = {row.version: row for row in registry.list("default")}
@@ -155,18 +144,15 @@ def assert_best_is_newest(run_dir: Path, summary: dict[str, Any]) -> None:
 
 
 def questions(count: int) -> list[Example]:
-    """Held-out ones of the hardest level, which neither the run nor its evaluations have met."""
     return draw_tests(open_task("rings:7:4"), 77, count)
 
 
 def asked(client: TextClient, one: Example, **options: Any) -> TextAnswer:
-    """The likeliest answer to a question, behind the likeliest thought."""
     said = [{"role": "user", "content": " ".join(one.question)}]
     return client.generate(said, temperature=0.0, **options).answers[0]
 
 
 def right(client: TextClient, **options: Any) -> tuple[float, list[str]]:
-    """Share of right answers, and the answers."""
     answers = [asked(client, one, **options) for one in questions(100)]
     given = [one.text for one in answers]
     return sum(
@@ -362,10 +348,7 @@ def test_thoughts_are_learned_from_every_seed_through_kills(seed: int, tmp_path:
     for steps, name in ((3_000, "actor-0"), (9_000, "learner"), (18_000, "redis")):
         training.until_steps(steps)
         os.kill(training.pids()[name], signal.SIGKILL)
-    code, _, err = training.end(WITHIN_S)
-    assert code == 0, err
-    summary = training.summary()
-    assert summary["ledger"]["balanced"], summary["ledger"]
+    summary = training.completed(WITHIN_S)
     restarts = {one["role"]: one["restarts"] for one in summary["processes"]}
     assert min(restarts["actor"], restarts["learner"], restarts["redis"]) >= 1
     assert summary["evaluation"]["sampled"]["mean"] >= 0.8
@@ -399,12 +382,9 @@ def test_thoughts_before_real_text_are_learned_from_and_judged(tmp_path: Path) -
     training = Training(tmp_path / "run", str(recipe(tmp_path, TEXT, **over)))
     training.until_steps(1)
     os.kill(training.pids()["actor-0"], signal.SIGKILL)
-    code, _, err = training.end(WITHIN_S)
-    assert code == 0, err
-    summary = training.summary()
+    summary = training.completed(WITHIN_S)
     told = [one for one in lines(tmp_path / "run") if "thought_share" in one]
     assert (summary["ending"], summary["updates"]) == ("updates", 60)
-    assert summary["ledger"]["balanced"], summary["ledger"]
     assert summary["theatre"]["faithfulness"] is None
     assert summary["theatre"]["verdict"] in ("theatre", "cannot tell")
     assert told[0]["thought_share"] == pytest.approx(0.5, abs=0.2)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.config.settings import ConfigurationError, Settings, dump
+from penstock.config.settings import Settings, dump
 from penstock.launch.audit.audit_command import audit
 from penstock.learner.checkpoint.store import BEST
 from penstock.learner.feed.recorded_feed import Recording
@@ -45,14 +45,10 @@ from tests.support.run.learner_run import (
 from tests.support.run.learner_run import PATIENCE_S as LEARNER_RUN_PATIENCE_S
 from tests.support.storage.redis_server import RedisServer
 
-# ---- Staleness 0: rounds instead of a budget, and equal runs are equal bit by bit.
-
-
 ROUNDS = 12
 
 
 def lock_step(rounds: int = ROUNDS, actors: int = 2) -> Settings:
-    """Two actors, one fragment each a round."""
     return settings(
         seed=7,
         actor={"unroll_length": 4, "count": actors},
@@ -66,7 +62,6 @@ def lock_step(rounds: int = ROUNDS, actors: int = 2) -> Settings:
 
 
 def weights_of(run_dir: Path) -> bytes:
-    """The final policy."""
     return (run_dir / "policies" / "final.safetensors").read_bytes()
 
 
@@ -78,17 +73,10 @@ def run_once(server: RedisServer, run_dir: Path, names: tuple[str, str]) -> dict
         return learner.finish()
 
 
-def restart_empty(server: RedisServer) -> None:
-    """A server that remembers nothing."""
-    server.kill()
-    server.forget()
-    server.start()
-
-
 @pytest.mark.promise("lock-step-two-runs")
 def test_two_runs_are_equal_bit_by_bit_whatever_the_order(redis_server: RedisServer, tmp_path: Path) -> None:
     first = run_once(redis_server, tmp_path / "first", ("actor-0", "actor-1"))
-    restart_empty(redis_server)
+    redis_server.restart_empty()
     second = run_once(redis_server, tmp_path / "second", ("actor-1", "actor-0"))
     assert weights_of(tmp_path / "first") == weights_of(tmp_path / "second")
     assert first["updates"] == second["updates"] == ROUNDS
@@ -100,7 +88,7 @@ def test_two_runs_are_equal_bit_by_bit_whatever_the_order(redis_server: RedisSer
 @pytest.mark.promise("lock-step-run-killed")
 def test_a_run_that_was_killed_ends_like_one_that_was_not(redis_server: RedisServer, tmp_path: Path) -> None:
     run_once(redis_server, tmp_path / "whole", ("actor-0", "actor-1"))
-    restart_empty(redis_server)
+    redis_server.restart_empty()
     broken = tmp_path / "broken"
     with Producer(redis_server.url) as producer:
         process = learner_process(redis_server.url, broken, lock_step())
@@ -135,24 +123,18 @@ def test_a_round_goes_on_without_an_actor_that_stopped(redis_url: str, tmp_path:
     assert result["updates"] >= 6
 
 
-# ---- A learner of two ranks: one run, one lease, one set of books, whatever happens to either process.
-
-
 LEARNER: Final = (sys.executable, "-P", "-m", "penstock.launch.cli", "learner")
 TORCHRUN: Final = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=3")
 PATIENCE_S: Final = 200.0
 
 
 def endless(**learner: Any) -> Settings:
-    """A run that only ends when it is asked to."""
     return settings(
         learner={"total_steps": 10**9, "checkpoint_interval_s": 3600, "stop_at_target": False} | learner
     )
 
 
 class TwoRanks:
-    """The processes, and where each says that it can be reached."""
-
     def __init__(self, folder: Path, url: str, given: Settings, *, torchrun: bool) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.run_dir = folder
@@ -174,11 +156,9 @@ class TwoRanks:
         return 0 if endpoint is None else endpoint.pid
 
     def page(self, rank: int, path: str) -> tuple[int, str]:
-        """A page of a rank's HTTP port."""
         return BrokerProcess(process=self.process, endpoint_file=self._file(rank), log=self.log).get(path)
 
     def are_ready(self) -> bool:
-        """Both."""
         assert self.process.poll() is None
         return all(self._file(rank).exists() and self.page(rank, "/readyz")[0] == 200 for rank in (0, 1))
 
@@ -193,7 +173,6 @@ class TwoRanks:
 
 @contextmanager
 def two_ranks(folder: Path, url: str, given: Settings, *, torchrun: bool = False) -> Iterator[TwoRanks]:
-    """Killed at the end, with all that they have started."""
     ranks = TwoRanks(folder, url, given, torchrun=torchrun)
     try:
         eventually(ranks.are_ready, "both ranks", PATIENCE_S)
@@ -309,24 +288,18 @@ def test_train_goes_on_when_a_rank_of_its_learner_is_killed(tmp_path: Path) -> N
     assert training.summary()["ledger"]["balanced"]
 
 
-# ---- A run that was recorded is learned again from its recording, bit by bit, without its actors.
-
-
 UPDATES = 12
 
 
 def recorded(given: Settings, folder: Path, **section: Any) -> Settings:
-    """The same run, recorded."""
     return with_learner(given, record=folder, **section)
 
 
 def replayed(given: Settings, folder: Path, **section: Any) -> Settings:
-    """The same run, fed from that recording."""
     return with_learner(given, feed_from=folder, **section)
 
 
 def with_learner(given: Settings, **section: Any) -> Settings:
-    """Other settings of the learner."""
     return given.model_copy(update={"learner": given.learner.model_copy(update=section)})
 
 
@@ -342,13 +315,12 @@ def short(**over: Any) -> Settings:
 
 def replay(server: RedisServer, run_dir: Path, given: Settings) -> dict[str, Any]:
     """Learn from a recording before a Redis that has never seen the run; no actor sends."""
-    restart_empty(server)
+    server.restart_empty()
     with LearnerThread(server.url, run_dir, given) as learner:
         return learner.finish()
 
 
 def assert_equal_learning(one: Path, other: Path) -> None:
-    """Weights, moments, normaliser and generators, bit by bit."""
     assert weights_of(one) == weights_of(other)
     first, second = newest(one).tensors, newest(other).tensors
     assert first.keys() == second.keys()
@@ -468,7 +440,7 @@ def test_a_replay_that_was_killed_ends_like_one_that_was_not(
         session = producer.open()
         producer.drive([session], lambda: learner.ended)
         learner.finish()
-    restart_empty(redis_server)
+    redis_server.restart_empty()
     given = replayed(short(), folder, checkpoint_interval_s=0.0)
     with monkeypatch.context() as patch:
         patch.setenv(FAILPOINTS_VARIABLE, "update.before=kill@7")
@@ -482,24 +454,9 @@ def test_a_replay_that_was_killed_ends_like_one_that_was_not(
     assert_equal_learning(first, second)
 
 
-def test_a_recording_that_was_begun_elsewhere_is_refused(redis_url: str, tmp_path: Path) -> None:
-    (tmp_path / "recording").mkdir()
-    (tmp_path / "recording" / "recording.json").write_text("{}")
-    given = recorded(short(), tmp_path / "recording")
-    with (
-        LearnerThread(redis_url, tmp_path / "run", given) as learner,
-        pytest.raises(ConfigurationError, match="holds a recording already"),
-    ):
-        learner.finish()
-    assert (tmp_path / "recording" / "recording.json").read_text() == "{}"
-
-
 def curve(run_dir: Path) -> list[dict[str, Any]]:
     """Lines of `metrics.jsonl`."""
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-
-
-# ---- An adapter that never arrives, arrives late or arrives broken.
 
 
 TRUE: Final = "penstock.workloads.rlhf.sentiment:true_rewards"
@@ -507,7 +464,6 @@ TRUE: Final = "penstock.workloads.rlhf.sentiment:true_rewards"
 
 @pytest.fixture
 def fault(monkeypatch: pytest.MonkeyPatch) -> Fault:
-    """Between an actor's session and its policy."""
     made = Fault()
     monkeypatch.setattr(LanguagePolicy, "load", lambda policy, blob: made(policy, blob))
     return made
@@ -524,7 +480,6 @@ class Judged:
         """Newest version that a session has answered for."""
 
     def publish(self) -> Publication:
-        """Another adapter."""
         self.learner.read()
         made = self.learner.publish()
         snapshot = weights.snapshot(self.learner.policies[made.version])

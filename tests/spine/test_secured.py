@@ -26,7 +26,6 @@ PATIENCE_S: Final = 120.0
 
 @pytest.fixture
 def server(short_folder: Path) -> Iterator[GuardedRedis]:
-    """Redis over TLS with the shipped users."""
     binary = tls_binary()
     if binary is None:
         pytest.skip("no redis-server here was built with TLS")

@@ -25,7 +25,6 @@ ALWAYS: Final = ("--auto", "--threshold", "0.01", "--seed", "1")
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A policy server's address."""
     folder = tmp_path_factory.mktemp("served")
     goals_run(folder / "run")
     with harness.server(folder / "server", folder / "run") as found:
@@ -45,7 +44,6 @@ def inject(
 
 @contextmanager
 def injecting(server: str, folder: Path, *words: str) -> Iterator["subprocess.Popen[str]"]:
-    """An injector that goes on meanwhile."""
     with subprocess.Popen(
         injector_words(server, folder, *words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -81,17 +79,6 @@ def test_a_killed_injector_goes_on_without_doing_a_goal_twice(
     assert all(line["success"] and line["reward"] == pytest.approx(1.19) for line in known)
 
 
-def test_it_proposes_alone_until_it_is_told_to_act(server: str, tmp_path: Path) -> None:
-    goals_file(tmp_path)
-    assert inject(server, tmp_path, "--steps", "5").returncode == 0
-    told = inject(server, tmp_path, "--explain")
-    assert told.returncode == 0, told.stderr
-    assert "held back: auto is off; start with --auto" in told.stdout
-    assert done(tmp_path) == 0
-    account = json.loads(inject(server, tmp_path, "--explain", "--json").stdout)
-    assert account["proposed"] == sum(account["held"].values()) > 0
-
-
 def test_a_vetoed_goal_is_not_done_and_the_next_is(server: str, tmp_path: Path) -> None:
     goals_file(tmp_path)
     with injecting(server, tmp_path, *ALWAYS, "--veto-s", "4") as injector:
@@ -107,6 +94,10 @@ def test_a_vetoed_goal_is_not_done_and_the_next_is(server: str, tmp_path: Path) 
     feedback = lines(tmp_path, FEEDBACK)
     assert first not in {line["goal_id"] for line in feedback}
     assert done(tmp_path) == len(feedback)
+    late = inject(server, tmp_path, "--veto", feedback[0]["goal_id"])
+    assert (late.returncode, "was carried out already" in late.stderr) == (1, True)
+    unknown = inject(server, tmp_path, "--veto", "0" * 32)
+    assert (unknown.returncode, "no such goal" in unknown.stderr) == (2, True)
 
 
 def test_it_loads_no_torch(server: str, tmp_path: Path) -> None:
@@ -122,13 +113,30 @@ def test_it_loads_no_torch(server: str, tmp_path: Path) -> None:
     assert done(tmp_path) > 0
 
 
-def test_below_the_threshold_only_safe_goals_are_tried(server: str, tmp_path: Path) -> None:
+HOUR: Final = time.gmtime().tm_hour
+QUIET: Final = (*ALWAYS, "--quiet", f"{(HOUR - 1) % 24:02}:00-{(HOUR + 2) % 24:02}:00")
+CAREFUL: Final = ("--auto", "--threshold", "0.95", "--seed", "1", "--explore")
+
+
+@pytest.mark.parametrize(
+    ("held", "why", "freed", "zone"),
+    [
+        ((), "auto is off; start with --auto", ALWAYS, "UTC0"),
+        ((*CAREFUL, "0"), "threshold; lower --threshold", (*CAREFUL, "1"), "UTC0"),
+        (QUIET, "quiet hours; wait, or change --quiet", QUIET, "EAST-12"),
+    ],
+    ids=["it only proposes", "below the threshold safe goals alone are tried", "it is quiet here"],
+)
+def test_what_holds_goals_back_is_told_with_a_remedy(
+    server: str, tmp_path: Path, held: tuple[str, ...], why: str, freed: tuple[str, ...], zone: str
+) -> None:
     goals_file(tmp_path)
-    words = ("--auto", "--threshold", "0.95", "--seed", "1", "--steps", "6")
-    assert inject(server, tmp_path, *words, "--explore", "0").returncode == 0
+    assert inject(server, tmp_path, *held, "--steps", "6").returncode == 0
     assert done(tmp_path) == 0
-    assert "held back: threshold; lower --threshold" in inject(server, tmp_path, "--explain").stdout
-    assert inject(server, tmp_path, *words, "--explore", "1").returncode == 0
+    assert f"held back: {why}" in inject(server, tmp_path, "--explain").stdout
+    account = json.loads(inject(server, tmp_path, "--explain", "--json").stdout)
+    assert account["proposed"] == sum(account["held"].values()) > 0
+    assert inject(server, tmp_path, *freed, "--steps", "6", zone=zone).returncode == 0
     assert done(tmp_path) > 0
 
 
@@ -138,18 +146,6 @@ def test_a_daily_limit_outlives_a_restart(server: str, tmp_path: Path) -> None:
         told = inject(server, tmp_path, *ALWAYS, "--daily-limit", "2", "--steps", "5")
         assert told.returncode == 0, told.stderr
         assert done(tmp_path) == 2
-
-
-def test_in_quiet_hours_of_the_local_day_nothing_is_done(server: str, tmp_path: Path) -> None:
-    goals_file(tmp_path)
-    hour = time.gmtime().tm_hour
-    quiet = f"{(hour - 1) % 24:02}:00-{(hour + 2) % 24:02}:00"
-    words = (*ALWAYS, "--steps", "3", "--quiet", quiet)
-    assert inject(server, tmp_path, *words, zone="UTC0").returncode == 0
-    assert done(tmp_path) == 0
-    assert "held back: quiet hours; wait, or change --quiet" in inject(server, tmp_path, "--explain").stdout
-    assert inject(server, tmp_path, *words, zone="EAST-12").returncode == 0
-    assert done(tmp_path) > 0
 
 
 def test_a_clock_that_was_set_back_costs_one_interval(server: str, tmp_path: Path) -> None:
@@ -177,16 +173,6 @@ def test_switched_off_it_stays_off_after_a_restart_with_auto(server: str, tmp_pa
     assert done(tmp_path) > 0
 
 
-def test_a_veto_of_a_goal_that_was_done_is_refused(server: str, tmp_path: Path) -> None:
-    goals_file(tmp_path)
-    assert inject(server, tmp_path, *ALWAYS, "--steps", "3").returncode == 0
-    one = lines(tmp_path, FEEDBACK)[0]["goal_id"]
-    late = inject(server, tmp_path, "--veto", one)
-    assert (late.returncode, "was carried out already" in late.stderr) == (1, True)
-    unknown = inject(server, tmp_path, "--veto", "0" * 32)
-    assert (unknown.returncode, "no such goal" in unknown.stderr) == (2, True)
-
-
 def test_goals_that_fail_more_often_than_before_stop_it(server: str, tmp_path: Path) -> None:
     goals_file(tmp_path)
     assert inject(server, tmp_path, *ALWAYS, "--steps", "70").returncode == 0
@@ -203,20 +189,15 @@ def test_goals_that_fail_more_often_than_before_stop_it(server: str, tmp_path: P
     assert inject(server, tmp_path, *ALWAYS, "--steps", "1").returncode == 0
 
 
-def test_a_policy_of_values_is_refused(tmp_path: Path) -> None:
+def test_a_policy_of_values_is_refused_unless_it_draws_from_a_softmax(tmp_path: Path) -> None:
     goals_file(tmp_path)
     goals_run(tmp_path / "run", discrete="epsilon_greedy", shared_trunk=True)
-    with harness.server(tmp_path / "server", tmp_path / "run") as found:
+    with harness.server(tmp_path / "greedy", tmp_path / "run") as found:
         told = inject(found.address, tmp_path, *ALWAYS, "--steps", "3")
     assert told.returncode == 2, told.stderr
     assert "chooses by the values of actions (DQN)" in told.stderr
     assert "--set serving.softmax_temperature=" in told.stderr
     assert done(tmp_path) == 0
-
-
-def test_a_policy_of_values_that_draws_from_a_softmax_is_taken(tmp_path: Path) -> None:
-    goals_file(tmp_path)
-    goals_run(tmp_path / "run", discrete="epsilon_greedy", shared_trunk=True)
     with harness.server(tmp_path / "server", tmp_path / "run", softmax_temperature=1.0) as found:
         told = inject(found.address, tmp_path, *ALWAYS, "--steps", "6")
     assert told.returncode == 0, told.stderr
@@ -224,15 +205,6 @@ def test_a_policy_of_values_that_draws_from_a_softmax_is_taken(tmp_path: Path) -
     expected = {"leave_a_file": 0.898, "leave_another": 0.0995}
     for line in lines(tmp_path, INJECTIONS):
         assert line["confidence"] == pytest.approx(expected[line["goal"]], abs=0.002)
-
-
-def test_a_policy_that_the_server_has_not_is_refused_at_once(server: str, tmp_path: Path) -> None:
-    goals_file(tmp_path)
-    told = inject(server, tmp_path, "--policy", "nix", "--steps", "2")
-    assert told.returncode == 2, told.stdout
-    assert "policy='nix'" in told.stderr
-    told = inject(server, tmp_path, "--client-key", "k" * 5000, "--steps", "2")
-    assert (told.returncode, len(told.stderr) < 1000) == (2, True), told.stderr
 
 
 def test_two_injectors_do_not_share_a_folder(server: str, tmp_path: Path) -> None:
@@ -244,13 +216,16 @@ def test_two_injectors_do_not_share_a_folder(server: str, tmp_path: Path) -> Non
     assert "another injector works in it" in second.stderr
 
 
-def test_a_policy_of_other_goals_is_refused_and_an_absent_server_is_waited_for(
+def test_a_policy_that_does_not_fit_is_refused_and_an_absent_server_is_waited_for(
     server: str, tmp_path: Path
 ) -> None:
     goals_file(tmp_path)
+    refused = inject(server, tmp_path, "--policy", "nix", "--steps", "2")
+    assert (refused.returncode, "policy='nix'" in refused.stderr) == (2, True), refused.stderr
+    refused = inject(server, tmp_path, "--client-key", "k" * 5000, "--steps", "2")
+    assert (refused.returncode, len(refused.stderr) < 1000) == (2, True), refused.stderr
     file = tmp_path / "goals.toml"
-    third = '[[goal]]\nname = "a_third"\ncommand = ["/usr/bin/mktemp"]\n'
-    file.write_text(file.read_text() + third)
+    file.write_text(f'{file.read_text()}[[goal]]\nname = "a_third"\ncommand = ["/usr/bin/mktemp"]\n')
     refused = inject(server, tmp_path, "--steps", "1")
     assert refused.returncode == 2
     assert "need 13 numbers and 4 actions (nothing, leave_a_file, leave_another, a_third)" in refused.stderr

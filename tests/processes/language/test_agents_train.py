@@ -1,7 +1,5 @@
 """A run without a rollout worker learns from an agent that knows OpenAI's API alone."""
 
-import json
-import subprocess
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -10,67 +8,40 @@ from typing import Any, Final
 import openai
 import pytest
 
-from penstock.launch.run.supervisor import penstock
 from penstock.workloads.language.pretraining import tiny_models
 from penstock.workloads.language.tokenizer import load_tokenizer
 from penstock.workloads.rlhf.sentiment import true_reward
 from tests.support.language.agents_run import gateway
+from tests.support.language.language_learner import words_file
 from tests.support.language.tiny_models import make_base
 from tests.support.run.harness import Training, wait_until_gone
 
 STEPS: Final = 700
 PATIENCE_S: Final = 120.0
-CONFIG: Final = """
-workload = "rlhf"
-run = "agents"
-[environment]
-id = "words"
-count = 4
-[environment.kwargs]
-model = "{base}"
-prompts = "{prompts}"
-reward = "{reward}"
-response_tokens = 8
-held_out = 0.2
-[policy.kwargs]
-{trained}
-[actor]
-count = 0
-unroll_length = 40
-ack_journal = "{folder}/run/journals"
-[algorithm]
-batch_steps = 192
-learning_rate = 2e-3
-[serving]
-listen = "unix:{socket}"
-[learner]
-total_steps = {steps}
-[evaluation]
-episodes = 8
-"""
 
 
 @pytest.fixture(
-    params=["rank = 4", pytest.param("lora = false", marks=pytest.mark.slow)], ids=["adapter", "all-weights"]
+    params=[{}, pytest.param({"lora": False}, marks=pytest.mark.slow)], ids=["adapter", "all-weights"]
 )
 def training(
     request: pytest.FixtureRequest, reward: Path, prompts: Path, tmp_path: Path, short_folder: Path
 ) -> Iterator[Training]:
-    """Of a tiny model that has a chat template: of an adapter, or of all weights."""
     base = make_base(tmp_path / "taught", steps=150, texts=2000)
     tokenizer = load_tokenizer(str(base))
     tokenizer.chat_template = tiny_models.CHAT_TEMPLATE
     tokenizer.save_pretrained(base)
-    places = {
-        "trained": request.param,
-        "base": base,
-        "prompts": prompts,
-        "reward": reward,
-        "folder": tmp_path,
-    }
-    file = tmp_path / "agents.toml"
-    file.write_text(CONFIG.format(**places, socket=short_folder / "text.sock", steps=STEPS))
-    training = Training(tmp_path / "run", str(file), "--json")
+    file = words_file(
+        tmp_path,
+        base,
+        prompts,
+        reward,
+        environment={"kwargs": {"held_out": 0.2}},
+        policy={"kwargs": request.param},
+        actor={"count": 0, "unroll_length": 40},
+        serving={"listen": f"unix:{short_folder}/text.sock"},
+        learner={"total_steps": STEPS},
+    )
+    training = Training(tmp_path / "run", file, "--json")
     yield training
     training.process.kill()
     training.process.communicate()
@@ -78,7 +49,6 @@ def training(
 
 
 def converse(client: Any, number: int) -> bool:
-    """Two turns, each rewarded by its share of good words; whether both were learned from."""
     name, messages, learned = f"talk-{number}", list[Any](), True
     for turn, words in enumerate(("apple bird", "moon road")):
         messages.append({"role": "user", "content": words})
@@ -110,15 +80,9 @@ def test_a_run_is_learned_from_an_agent_that_changed_its_base_url(
             except openai.APIError:
                 if not training.ends_within(PATIENCE_S):
                     raise
-    code, out, err = training.end()
-    assert code == 0, err
-    summary = json.loads(out)
+    summary = training.completed()
     assert learned > 10
     assert summary["env_steps"] >= STEPS
     assert summary["policy_version"] > 1
-    assert summary["ledger"]["balanced"], summary["ledger"]
     assert not any(one["role"] == "actor" for one in summary["processes"])
-    audit = subprocess.run(
-        penstock("audit", str(training.run_dir)), capture_output=True, text=True, check=False
-    )
-    assert audit.returncode == 0, audit.stdout + audit.stderr
+    training.audited()

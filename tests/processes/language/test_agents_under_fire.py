@@ -16,11 +16,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
-from penstock.launch.run.supervisor import penstock
 from tests.support.language.agents_run import agents_run, gateway
 from tests.support.language.tiny_models import make_guesser
 from tests.support.run.harness import Training, eventually, is_alive
@@ -81,7 +80,6 @@ class Crew:
         )
 
     def kill_one(self) -> None:
-        """Kill -9, in the middle of its conversations; they take turns."""
         place = self._lives % len(self._processes)
         assert self._processes[place].poll() is None, "a client has ended by itself"
         self._processes[place].kill()
@@ -89,7 +87,6 @@ class Crew:
         self._processes[place] = self._begin(place)
 
     def end(self) -> None:
-        """End the processes that ask."""
         for process in self._processes:
             process.kill()
             process.wait()
@@ -97,7 +94,6 @@ class Crew:
 
 @contextmanager
 def crew_of(base_url: str, socket: Path, dose: Dose) -> Iterator[Crew]:
-    """Clients of both kinds, until the block ends."""
     crew = Crew(base_url, socket, dose)
     try:
         yield crew
@@ -106,13 +102,10 @@ def crew_of(base_url: str, socket: Path, dose: Dose) -> Iterator[Crew]:
 
 
 class Turns:
-    """Counts the answers that servers wrote down, from where it read last."""
-
     def __init__(self, journals: Path) -> None:
         self._journals, self._read, self._count = journals, dict[Path, int](), 0
 
     def so_far(self) -> int:
-        """Answers of all lives of the server."""
         for path in self._journals.glob("*.sampled.jsonl"):
             with path.open("rb") as file:
                 file.seek(self._read.get(path, 0))
@@ -123,12 +116,10 @@ class Turns:
 
 
 def is_past(turns: Turns, goal: int) -> bool:
-    """Whether there were so many answers."""
     return turns.so_far() >= goal
 
 
 def kill(training: Training, name: str) -> None:
-    """Kill -9, and wait for the next life."""
     before = training.pids()[name]
     os.kill(before, signal.SIGKILL)
     eventually(
@@ -136,16 +127,6 @@ def kill(training: Training, name: str) -> None:
         f"another {name}",
         PATIENCE_S,
     )
-
-
-def audited(run_dir: Path) -> dict[str, Any]:
-    """What `penstock audit` says of a run that has ended; nothing is wrong."""
-    done = subprocess.run(
-        penstock("audit", str(run_dir), "--json"), capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr
-    report: dict[str, Any] = json.loads(done.stdout)
-    return report
 
 
 @pytest.mark.promise("whatever-killed-agents-tools")
@@ -176,7 +157,7 @@ def test_every_trained_token_was_sampled_under_kills(tmp_path: Path, short_folde
         training.process.send_signal(signal.SIGTERM)
         code, _, err = training.end()
         assert code == 130, err
-        report = audited(training.run_dir)
+        report = training.audited()
     print(json.dumps({"kills": hits, "sampled": report["sampled"], "fragments": report["fragments"]}))
     assert report["sampled"]["answers"] >= dose.turns
     assert report["sampled"]["trained"] >= dose.goes_on // TOKENS

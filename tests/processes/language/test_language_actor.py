@@ -4,31 +4,38 @@ Broker, Redis, reward service, adapters.
 """
 
 import json
+import logging
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pytest
 
-from penstock.broker.log.replies import ProbeAnswer
-from penstock.config.settings import ConfigurationError
+from penstock.config import settings as configuration
+from penstock.config.settings import ConfigurationError, Settings
 from penstock.policy.weights import encode
 from penstock.protocol.messages import Role
 from penstock.runtime.exit import EXIT_OK
+from penstock.workloads.language.policy import LanguagePolicy
 from penstock.workloads.language.reward.reward_model import RewardModel
 from penstock.workloads.language.tokenizer import load_tokenizer
 from tests.support.language.language_learner import (
     PATIENCE_S,
+    UNROLL,
+    Fault,
     ScriptedLanguageLearner,
     log_probs,
     responses,
 )
 from tests.support.run.actor_run import ActorThread
 from tests.support.run.harness import BrokerProcess, eventually, reward_server
+from tests.support.run.learner_run import LearnerThread, account, audited
+
+TRUE: Final = "penstock.workloads.rlhf.sentiment:true_rewards"
 
 
 def test_fragments_are_what_the_adapters_wrote_and_the_service_said(
@@ -60,7 +67,6 @@ def test_fragments_are_what_the_adapters_wrote_and_the_service_said(
 
 
 def check_fragments(learner: ScriptedLanguageLearner, base: Path, reward: Path) -> None:
-    """Of several versions, each fragment."""
     model, eos = RewardModel.load(reward), load_tokenizer(str(base)).eos_token_id
     assert len({fragment.header.oldest_version for fragment in learner.fragments}) >= 3
     whole = [fragment for fragment in learner.fragments if fragment.arrays()["valid"].any(0).all()]
@@ -82,47 +88,11 @@ def check_fragments(learner: ScriptedLanguageLearner, base: Path, reward: Path) 
         assert said["reward"]["sha256"] == model.by.sha256
 
 
-def test_the_probe_is_answered_with_the_adapter_that_generates(
-    broker: BrokerProcess,
-    begin: Callable[..., ScriptedLanguageLearner],
-    base: Path,
-    reward: Path,
-    prompts: Path,
-) -> None:
-    learner = begin()
-    places = {"model": str(base), "prompts": str(prompts), "reward": str(reward)}
-    answers: dict[int, ProbeAnswer] = {}
-
-    def answered(version: int) -> bool:
-        learner.learn()
-        answers.update((answer.version, answer) for answer in learner.log.renew().probes)
-        return max(answers, default=0) >= version
-
-    with ActorThread(broker.address, "actor-0", places=places):
-        for _ in range(3):
-            version = learner.publish().version
-            eventually(partial(answered, version), "an answer", within_s=PATIENCE_S)
-    assert len(answers) >= 3
-    for version, answer in answers.items():
-        expected = learner.policies[version].log_prob(learner.probe.observation, learner.probe.action)
-        np.testing.assert_allclose(answer.log_prob, expected, atol=1e-5)
-        others = (policy for other, policy in learner.policies.items() if other != version)
-        assert not any(
-            np.allclose(
-                answer.log_prob,
-                policy.log_prob(learner.probe.observation, learner.probe.action),
-                atol=1e-3,
-            )
-            for policy in others
-        )
-
-
 def test_an_evaluation_measures_held_out_prompts_by_the_true_reward(
     broker: BrokerProcess, begin: Callable[..., ScriptedLanguageLearner], base: Path, prompts: Path
 ) -> None:
-    true = "penstock.workloads.rlhf.sentiment:true_rewards"
-    learner = begin(true_reward=true)
-    places = {"model": str(base), "prompts": str(prompts), "reward": true, "true_reward": true}
+    learner = begin(true_reward=TRUE)
+    places = {"model": str(base), "prompts": str(prompts), "reward": TRUE, "true_reward": TRUE}
     version = learner.publish().version
     again = learner.log.publish(
         encode(learner.policies[version]), update=1, settled=learner.position, scalars={}
@@ -146,9 +116,8 @@ def test_an_evaluation_measures_held_out_prompts_by_the_true_reward(
 def test_an_evaluation_begins_with_the_base_on_the_same_prompts_and_draws(
     broker: BrokerProcess, begin: Callable[..., ScriptedLanguageLearner], base: Path, prompts: Path
 ) -> None:
-    true = "penstock.workloads.rlhf.sentiment:true_rewards"
-    learner = begin(true_reward=true, evaluates_base=True, held_out=0.1)
-    places = {"model": str(base), "prompts": str(prompts), "reward": true, "true_reward": true}
+    learner = begin(true_reward=TRUE, evaluates_base=True, held_out=0.1)
+    places = {"model": str(base), "prompts": str(prompts), "reward": TRUE, "true_reward": TRUE}
     untouched = learner.log.publish(
         encode(learner.base_policy()), update=1, settled=learner.position, scalars={}
     ).version
@@ -182,3 +151,63 @@ def test_a_place_of_the_specification_is_not_used(
     assert isinstance(error, ConfigurationError)
     assert "environment.kwargs.prompts: places are not taken from a run's specification" in str(error)
     assert "actor.places.prompts" in str(error)
+
+
+@pytest.fixture
+def fault(monkeypatch: pytest.MonkeyPatch) -> Fault:
+    made = Fault()
+    monkeypatch.setattr(LanguagePolicy, "load", lambda policy, blob: made(policy, blob))
+    return made
+
+
+@pytest.fixture
+def learned(base: Path, prompts: Path) -> Settings:
+    kwargs = {"model": str(base), "prompts": str(prompts), "reward": TRUE, "response_tokens": 8}
+    return configuration.load(
+        [
+            {
+                "run": "words",
+                "workload": "rlhf",
+                "environment": {"id": "words", "count": 8, "kwargs": kwargs},
+                "policy": {"kwargs": {"model": str(base), "rank": 4}},
+                "actor": {"count": 2, "unroll_length": UNROLL},
+                "algorithm": {"name": "token_ppo", "batch_steps": 8 * UNROLL, "learning_rate": 2e-3},
+                "learner": {"total_steps": 10_000_000},
+                "evaluation": {"episodes": 2, "timeout_s": 1},
+            }
+        ]
+    )
+
+
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[str], list[Any]]]:
+    with caplog.at_level(logging.WARNING):
+        yield lambda text: [one for one in caplog.records if one.getMessage().startswith(text)]
+
+
+def test_the_learner_leaves_out_whose_adapter_never_arrives_and_goes_on_with_the_others(
+    fault: Fault,
+    learned: Settings,
+    redis_url: str,
+    broker: BrokerProcess,
+    base: Path,
+    prompts: Path,
+    tmp_path: Path,
+    told: Callable[[str], list[Any]],
+) -> None:
+    places = {"model": str(base), "prompts": str(prompts), "reward": TRUE}
+    journal = tmp_path / "run" / "journals"
+    with LearnerThread(redis_url, tmp_path / "run", learned) as learner:
+        bad = ActorThread(broker.address, "actor-bad", places=places, ack_journal=journal)
+        eventually(lambda: fault.has_victim, "its first adapter", within_s=PATIENCE_S)
+        good = ActorThread(broker.address, "actor-good", places=places, ack_journal=journal)
+        with bad, good:
+            fault.way = "never"
+            eventually(lambda: told("session quarantined"), "the alarm", within_s=PATIENCE_S)
+            fault.way = "applied"
+            eventually(lambda: told("quarantine lifted"), "the end of it", within_s=PATIENCE_S)
+        learner.drain()
+    assert {record.actor for record in told("session quarantined")} == {"actor-bad"}
+    dropped = account(tmp_path / "run")["ledger"]["dropped"]
+    assert dropped["quarantined"] > 0
+    assert audited(tmp_path / "run", redis_url)["trained"] > 0

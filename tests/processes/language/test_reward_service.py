@@ -19,7 +19,6 @@ RUN: Final = "run-a"
 
 
 def shown(certificates: Path, name: str) -> Credentials:
-    """What a caller of this name shows."""
     return Credentials.from_files(
         insecure=False,
         certificate=certificates / f"{name}.pem",

@@ -59,7 +59,6 @@ def first_block(language: str) -> str:
 
 
 def in_python(folder: Path, rows: dict[str, Any]) -> dict[str, Any]:
-    """What the page's Python does in these rows."""
     np.savez(folder / "given.npz", **rows)
     (folder / "act.py").write_text(first_block("python") + PYTHON)
     done = subprocess.run(
@@ -71,7 +70,6 @@ def in_python(folder: Path, rows: dict[str, Any]) -> dict[str, Any]:
 
 
 def in_node(folder: Path, rows: dict[str, Any]) -> dict[str, Any]:
-    """What the page's JavaScript does in these rows."""
     node_client.install(EXAMPLE)
     given = {path: [array.dtype.name, array.flatten().tolist(), array.shape] for path, array in rows.items()}
     (folder / "given.json").write_text(json.dumps(given))
@@ -88,7 +86,6 @@ def in_node(folder: Path, rows: dict[str, Any]) -> dict[str, Any]:
 
 
 def write(policy: Policy, folder: Path, *, masked: tuple[str, ...] = ()) -> None:
-    """The policy as the file that the page names."""
     from penstock.policy.onnx_export import to_onnx
 
     (folder / "policy.onnx").write_bytes(to_onnx(policy, {}, masks=masked))

@@ -3,6 +3,8 @@
 Numbered when it is sent, refused, stale or full as it comes.
 """
 
+import json
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,8 +23,9 @@ from penstock.actor.serving.experience import NumberedWhenSent, ServedQueue
 from penstock.broker.log.replies import Commit
 from penstock.client import PolicyClient
 from penstock.client.calls import to_parts
+from penstock.launch.run.supervisor import penstock
 from penstock.protocol.fragment import Fragment, Slot, WeightSpan, check
-from penstock.protocol.messages import Episode, Role
+from penstock.protocol.messages import Role
 from penstock.protocol.refusal import Reason
 from penstock.rpc.auth import Credentials
 from penstock.runtime import metrics
@@ -34,12 +37,20 @@ from penstock.v1.control_pb2_grpc import ControlServiceStub
 from penstock.v1.policy_pb2_grpc import PolicyServiceStub
 from tests.support.run import harness
 from tests.support.run.actor_run import Plan, ScriptedLearner
-from tests.support.run.harness import BrokerProcess, eventually, open_run
+from tests.support.run.harness import (
+    PATIENCE_S,
+    BrokerProcess,
+    Training,
+    eventually,
+    open_run,
+    wait_until_gone,
+)
 from tests.support.run.serving_run import SERVICE, terminate
 from tests.support.run.small_run import CHARGE, RUN, SCHEMA, STEPS, fragment
 from tests.support.storage.redis_server import RedisServer
 
 SERVER: Final = "server-0"
+PLAYED: Final = 12
 
 
 @pytest.fixture
@@ -69,7 +80,6 @@ def served(number: int, update: int = 0) -> Fragment:
 
 
 def stored(log: Any) -> list[tuple[int, int]]:
-    """Sequence and content of what the log holds, checked."""
     found = []
     for entry in log.read(0, 1000, 20):
         (payload,) = log.fetch([entry.number])
@@ -81,7 +91,6 @@ def stored(log: Any) -> list[tuple[int, int]]:
 
 
 def not_learned(reason: str) -> float:
-    """Steps counted so far."""
     value: float = metrics.NOT_LEARNED_STEPS.labels(reason)._value.get()
     return value
 
@@ -189,24 +198,6 @@ def test_a_session_that_ends_loses_what_was_under_way_and_counts_it(
     log.close()
 
 
-def test_a_full_queue_takes_no_more() -> None:
-    queue = ServedQueue(3, 0)
-    assert [queue.put(served(number)) for number in range(5)] == [True, True, True, False, False]
-    assert len(queue.exchange([], 0)) == 3
-    assert queue.put(served(9))
-
-
-def test_episodes_are_reported(broker: BrokerProcess, redis_url: str, opened: Callable[[], Session]) -> None:
-    log, queue = open_run(redis_url), ServedQueue(100, 0)
-    outbox = Outbox(opened(), NumberedWhenSent(queue))
-    outbox.start()
-    played = Episode(slot_id=0, episode_id=1, episode_return=2.0, length=3, terminated=True, version=1)
-    queue.episodes.append(played)
-    assert outbox.flush(20)
-    assert [entry.report.episodes for entry in log.read_reports(0, 10)] == [(played,)]
-    log.close()
-
-
 def test_a_server_that_is_asked_to_end_hands_over_what_was_played(
     redis_server: RedisServer, broker: BrokerProcess, tmp_path: Path
 ) -> None:
@@ -266,3 +257,54 @@ def test_a_server_whose_run_has_ended_answers_on_with_the_last_weights(
         code, _ = server.wait()
     assert code == EXIT_OK
     learner.log.close()
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Iterator[Training]:
+    """A run that learns only from clients, in batches larger than what any of them sends here."""
+    address = f"unix:{tmp_path}/serve.sock"
+    started = Training(
+        tmp_path / "run", "CartPole-v1", "--actors", "0", "--serve", address, "--total-steps", "100000000",
+        "--set", "learner.stop_at_target=false", "--set", "learner.stall_timeout_s=600",
+    )  # fmt: skip
+    yield started
+    started.process.kill()
+    started.process.communicate()
+    wait_until_gone(started)
+
+
+def flushed(training: Training) -> dict[str, Any]:
+    """The answer of `penstock control flush`."""
+    command = penstock("control", "flush", str(training.run_dir), "--min-steps", "1", "--json")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def serves(training: Training) -> bool:
+    endpoints = training.run_dir / "endpoints.json"
+    found = json.loads(endpoints.read_text()) if endpoints.exists() else {}
+    return any(one["role"] == "server" for one in found.values())
+
+
+def test_a_flush_takes_the_steps_of_an_episode_that_goes_on(training: Training, tmp_path: Path) -> None:
+    training.until(lambda: serves(training))
+    with PolicyClient(f"unix:{tmp_path}/serve.sock", deadline_s=60) as client:
+        observation = np.zeros(4, np.float32)
+        # What the fallback answers before the first weights arrive is no experience.
+        early = client.start_episode("bob", learned=False)
+        training.until(lambda: not early.act(observation).fallback)
+        episode = client.start_episode("ada")
+        for step in range(PLAYED):
+            episode.act(observation, reward=1.0 if step else None)
+        first = flushed(training)
+        for _ in range(PLAYED):
+            episode.act(observation, reward=1.0)
+        second = flushed(training)
+    assert (first["state"], int(first["steps"])) == ("COMMAND_STATE_DONE", PLAYED - 1), first
+    assert (second["state"], int(second["steps"])) == ("COMMAND_STATE_DONE", PLAYED), second
+    training.process.terminate()
+    training.end()
+    summary = training.summary()
+    assert summary["ledger"]["balanced"]
+    assert (summary["updates"], summary["env_steps"]) == (2, 2 * PLAYED - 1)

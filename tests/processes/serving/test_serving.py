@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from benchmarks.serving import make_run
 from penstock.client import (
     Action,
     ActionBatch,
@@ -41,9 +42,9 @@ from tests.support.run.serving_run import (
     ServedRun,
     begun,
     follow,
-    health_of,
     terminate,
 )
+from tests.support.serving import node_client
 
 ROWS: Final = np.random.default_rng(0).normal(size=(32, 4)).astype(np.float32)
 NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -66,19 +67,14 @@ def server(run: ServedRun) -> Iterator[BrokerProcess]:
 
 @pytest.fixture
 def client(server: BrokerProcess) -> Iterator[PolicyClient]:
-    """Of that server, patient."""
     with PolicyClient(server.address, deadline_s=60.0) as connected:
         yield connected
 
 
 def check(run: ServedRun, given: Action | ActionBatch, rows: Any) -> None:
-    """The answer is what the version that it names gives offline."""
     assert given.fallback is None
     expected = run.offline(given.version, np.reshape(rows, (-1, 4)))
     np.testing.assert_allclose(np.reshape(given.distribution["probability"], (-1, 3)), expected, atol=1e-5)
-
-
-# ---------------------------------------------------------------- calls
 
 
 def test_actions_are_those_of_the_active_version(run: ServedRun, client: PolicyClient) -> None:
@@ -99,16 +95,6 @@ def test_actions_are_those_of_the_active_version(run: ServedRun, client: PolicyC
     assert many.value[0] == pytest.approx(one.value, abs=1e-5)
     assert client.act(ROWS[0], seed=7).action == client.act(ROWS[0], seed=7).action
     assert client.act(ROWS[0], mask=[False, True, False]).action == 1
-
-
-def test_an_episode_is_played_over_calls(client: PolicyClient) -> None:
-    episode = client.start_episode("ada")
-    assert not episode.learned
-    for step in range(5):
-        assert episode.act(ROWS[step], reward=1.0 if step else None).step == step
-    assert episode.reward(0.5, step=2) == 0
-    result = episode.end(truncated=True, final_observation=ROWS[5], reward=1.0)
-    assert (result.length, result.total_return) == (5, 5.5)
 
 
 @pytest.mark.promise("feedback-arrives-step-went")
@@ -182,18 +168,6 @@ def test_a_network_of_ones_own_is_served_where_the_runs_own_configuration_allows
         check(run, client.act_batch(ROWS, distribution=True), ROWS)
 
 
-# ---------------------------------------------------------------- versions
-
-
-def test_a_promotion_is_followed(run: ServedRun, client: PolicyClient) -> None:
-    old, new = client.act(ROWS[0]).version, run.next_version()
-    assert client.act(ROWS[0], version=new).arm is Arm.PINNED
-    assert client.act(ROWS[0]).version == old
-    follow(run, client, new)
-    check(run, client.act_batch(ROWS, distribution=True), ROWS)
-    check(run, client.act_batch(ROWS, distribution=True, version=old), ROWS)
-
-
 @pytest.mark.promise("client-keeps-arm-versions")
 def test_a_client_has_the_same_version_after_a_restart(tmp_path: Path) -> None:
     run = begun(tmp_path / "run")
@@ -216,19 +190,19 @@ def test_a_client_has_the_same_version_after_a_restart(tmp_path: Path) -> None:
     assert set(found[0]) == {1, 2}
 
 
-def swap_under_load(run: ServedRun, address: str, clients: int, swaps: int) -> list[Arm | None]:
-    """Register and promote one version after another while clients ask, half of them on a canary.
+def serves(client: PolicyClient, active: int) -> bool:
+    return any(one.version == active and Arm.ACTIVE in one.arms for one in client.describe().versions)
 
-    The arm of each.
 
-    Every answer is checked, and that a client stays on its arm.
-    """
+@pytest.mark.promise("answer-comes-wholly-version", "client-keeps-arm-versions")
+def test_swaps_under_load_cost_no_request(run: ServedRun, server: BrokerProcess) -> None:
+    clients, swaps = 8, 20
     stop, answers = threading.Event(), [0] * clients
     versions: list[set[int]] = [set() for _ in range(clients)]
     arms: list[set[Arm | None]] = [set() for _ in range(clients)]
 
     def ask(number: int) -> None:
-        with PolicyClient(address, deadline_s=60.0) as client:
+        with PolicyClient(server.address, deadline_s=60.0) as client:
             while not stop.is_set():
                 rows = ROWS[: 1 + number % 8]
                 given = client.act_batch(rows, distribution=True, client_key=f"client-{number}")
@@ -237,8 +211,10 @@ def swap_under_load(run: ServedRun, address: str, clients: int, swaps: int) -> l
                 versions[number].add(given.version)
                 arms[number].add(given.arm)
 
-    with ThreadPoolExecutor(clients) as threads, PolicyClient(address, deadline_s=60.0) as client:
-        canary = begin_canary(run, client)
+    with ThreadPoolExecutor(clients) as threads, PolicyClient(server.address, deadline_s=60.0) as client:
+        run.promote(canary := run.next_version(), canary_share=0.5)
+        both = {Arm.ACTIVE, Arm.CANARY}
+        eventually(lambda: {client.act(ROWS[0]).arm for _ in range(40)} == both, "a canary", 60)
         asking = [threads.submit(ask, number) for number in range(clients)]
         try:
             for _ in range(swaps):
@@ -248,48 +224,15 @@ def swap_under_load(run: ServedRun, address: str, clients: int, swaps: int) -> l
             stop.set()
         for future in asking:
             future.result()
+    run.withdraw_canary()
     assert min(answers) > 0
     seen = set.union(*versions)
     assert seen <= run.policies.keys()
     assert len(seen) > swaps // 2
-    assert set.union(*arms) == {Arm.ACTIVE, Arm.CANARY}
+    assert set.union(*arms) == both
     for of_client, answered_by in zip(arms, versions, strict=True):
         assert len(of_client) == 1
         assert answered_by == {canary} if Arm.CANARY in of_client else canary not in answered_by
-    return [next(iter(of_client)) for of_client in arms]
-
-
-def begin_canary(run: ServedRun, client: PolicyClient) -> int:
-    """A new canary of half of the clients, once it answers."""
-    run.promote(canary := run.next_version(), canary_share=0.5)
-    eventually(
-        lambda: {client.act(ROWS[0]).arm for _ in range(40)} == {Arm.ACTIVE, Arm.CANARY}, "a canary", 60
-    )
-    return canary
-
-
-def serves(client: PolicyClient, active: int) -> bool:
-    """Whether it is the active version there."""
-    return any(one.version == active and Arm.ACTIVE in one.arms for one in client.describe().versions)
-
-
-@pytest.mark.promise("answer-comes-wholly-version")
-def test_swaps_under_load_cost_no_request(run: ServedRun, server: BrokerProcess) -> None:
-    swap_under_load(run, server.address, clients=8, swaps=20)
-    run.withdraw_canary()
-
-
-@pytest.mark.promise("client-keeps-arm-versions")
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_many_swaps_under_many_clients_cost_no_request(run: ServedRun, server: BrokerProcess) -> None:
-    arms = swap_under_load(run, server.address, clients=64, swaps=200)
-    with (
-        harness.server(run.folder.parent, run.folder, "again") as again,
-        PolicyClient(again.address, deadline_s=60.0) as client,
-    ):
-        assert [client.act(ROWS[0], client_key=f"client-{number}").arm for number in range(64)] == arms
-    run.withdraw_canary()
 
 
 def test_damaged_weights_are_not_served(run: ServedRun, server: BrokerProcess, client: PolicyClient) -> None:
@@ -313,30 +256,21 @@ def test_damaged_weights_are_not_served(run: ServedRun, server: BrokerProcess, c
     assert server.log.read_text().count("cannot be served") - said <= 3
 
 
-# ---------------------------------------------------------------- the end
-
-
 def test_sigterm_answers_what_is_in_flight(tmp_path: Path) -> None:
-    with harness.server(tmp_path, begun(tmp_path / "run").folder) as server:
-        drain(server)
+    parts, more = to_parts("observation", OBSERVATION, ROWS[0]), threading.Event()
 
+    def slowly() -> Iterator[pb.ActRequest]:
+        yield pb.ActRequest(request_id="0", observation=parts)
+        more.wait(60)
+        yield pb.ActRequest(request_id="1", observation=parts)
 
-def drain(server: BrokerProcess) -> None:
-    """The end of a server that is asked."""
-    assert health_of(server.address) == SERVING
-    with grpc.insecure_channel(server.address) as channel:
+    with (
+        harness.server(tmp_path, begun(tmp_path / "run").folder) as server,
+        grpc.insecure_channel(server.address) as channel,
+    ):
         health = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(service=SERVICE))
         assert next(health).status == SERVING
-        stub = PolicyServiceStub(channel)
-        requests = iter(_requests(2))
-        more = threading.Event()
-
-        def slowly() -> Iterator[pb.ActRequest]:
-            yield next(requests)
-            more.wait(60)
-            yield next(requests)
-
-        stream: Any = stub.ActStream(slowly())
+        stream: Any = PolicyServiceStub(channel).ActStream(slowly())
         assert next(stream).version == 1
         terminate(server)
         assert next(health).status == NOT_SERVING
@@ -344,10 +278,15 @@ def drain(server: BrokerProcess) -> None:
         assert [reply.version for reply in stream] == [1]
         health.cancel()
         assert server.wait()[0] == EXIT_OK
-    with PolicyClient(server.address, deadline_s=0.2) as late, pytest.raises(Unreachable):
-        late.describe()
+        with PolicyClient(server.address, deadline_s=0.2) as late, pytest.raises(Unreachable):
+            late.describe()
 
 
-def _requests(count: int) -> list[pb.ActRequest]:
-    parts = to_parts("observation", OBSERVATION, ROWS[0])
-    return [pb.ActRequest(request_id=str(number), observation=parts) for number in range(count)]
+def test_a_node_client_plays_episodes_and_sends_rewards(tmp_path: Path) -> None:
+    node_client.install()
+    make_run(tmp_path / "run")
+    with harness.server(tmp_path, tmp_path / "run") as server, PolicyClient(server.address) as client:
+        result = node_client.play(server.address, 3, learn=True)
+        assert result["episodes"] == 3
+        assert 8 <= result["mean_return"] <= 500
+        assert not client.describe().learns

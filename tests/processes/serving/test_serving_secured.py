@@ -37,7 +37,6 @@ CALLS: Final = {
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of everybody."""
     folder = tmp_path_factory.mktemp("certificates")
     make_certificates(Order(folder=folder, run=RUN))
     return folder
@@ -66,7 +65,6 @@ def shown(certificates: Path, name: str) -> Credentials:
 
 
 def code(channel: grpc.Channel, name: str) -> grpc.StatusCode:
-    """How a call ends."""
     stub: Any = PolicyServiceStub(channel)
     try:
         if name == "ActStream":

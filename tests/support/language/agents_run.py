@@ -9,50 +9,10 @@ from pathlib import Path
 from typing import Final
 
 from penstock.launch.run.supervisor import penstock
+from tests.support.language.language_learner import words_file
 from tests.support.run.harness import Training, eventually, wait_until_gone
 
 START_S: Final = 120.0
-_CONFIG: Final = """
-workload = "rlhf"
-run = "agents"
-seed = {seed}
-[environment]
-id = "agents"
-count = 1
-[environment.kwargs]
-model = "{base}"
-prompts = "{prompts}"
-reward = "penstock.workloads.rlhf.sentiment:true_rewards"
-response_tokens = 4
-engine = "{engine}"
-held_out = 0.5
-[policy.kwargs]
-rank = 8
-alpha = 16.0
-[actor]
-count = 0
-unroll_length = 40
-ack_journal = "{folder}/run/journals"
-[algorithm]
-name = "token_ppo"
-batch_steps = {batch_steps}
-epochs = 2
-minibatches = 1
-kl_coefficient = 0.0
-entropy_coefficient = 0.05
-gae_lambda = 1.0
-turn_discount = 0.98
-learning_rate = 3e-3
-critic_learning_rate = 3e-3
-[serving]
-listen = "unix:{socket}"
-[learner]
-total_steps = 100_000_000
-checkpoint_interval_s = 5
-[evaluation]
-episodes = 4
-interval_steps = 100_000_000
-"""
 
 
 @contextmanager
@@ -66,11 +26,37 @@ def agents_run(
     engine: str = "transformers",
 ) -> Iterator[Training]:
     """Train `base` with a server at `unix:SOCKET` until the block ends; nothing of it is left afterwards."""
-    prompts, file = folder / "prompts.jsonl", folder / "agents.toml"
+    prompts = folder / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in ("hello", "more")))
-    places = {"base": base, "prompts": prompts, "folder": folder, "socket": socket, "engine": engine}
-    file.write_text(_CONFIG.format(**places, seed=seed, batch_steps=batch_steps))
-    training = Training(folder / "run", str(file), "--json")
+    kwargs = {"response_tokens": 4, "engine": engine, "held_out": 0.5}
+    algorithm = {
+        "name": "token_ppo",
+        "batch_steps": batch_steps,
+        "epochs": 2,
+        "minibatches": 1,
+        "kl_coefficient": 0.0,
+        "entropy_coefficient": 0.05,
+        "gae_lambda": 1.0,
+        "turn_discount": 0.98,
+        "learning_rate": 3e-3,
+        "critic_learning_rate": 3e-3,
+    }
+    file = words_file(
+        folder,
+        base,
+        prompts,
+        "penstock.workloads.rlhf.sentiment:true_rewards",
+        run="agents",
+        seed=seed,
+        environment={"id": "agents", "count": 1, "kwargs": kwargs},
+        policy={"kwargs": {"rank": 8, "alpha": 16.0}},
+        actor={"count": 0, "unroll_length": 40},
+        algorithm=algorithm,
+        serving={"listen": f"unix:{socket}"},
+        learner={"total_steps": 100_000_000, "checkpoint_interval_s": 5},
+        evaluation={"episodes": 4, "interval_steps": 100_000_000},
+    )
+    training = Training(folder / "run", file, "--json")
     try:
         training.until(lambda: (training.run_dir / "endpoints.json").exists() and socket.exists())
         yield training
@@ -106,19 +92,8 @@ def gateway(socket: Path, folder: Path) -> Iterator[str]:
 @contextmanager
 def agent(task: str, base_url: str, conversations: int, *, seed: int = 0) -> Iterator[Iterator[float]]:
     """An agent's script in a process of its own; what each of its conversations earned, as it comes."""
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "tests.support.language.agents",
-            task,
-            base_url,
-            str(conversations),
-            str(seed),
-        ],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    words = ("tests.support.language.agents", task, base_url, str(conversations), str(seed))
+    process = subprocess.Popen([sys.executable, "-m", *words], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
         yield map(float, process.stdout)

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
 from torch import nn
 
@@ -12,9 +13,10 @@ from penstock.policy import weights
 from penstock.policy.tokens import TokenRows
 from penstock.protocol.fragment import Fragment
 from penstock.protocol.specification import Probe
+from penstock.training import lay_over
 from penstock.workloads.language.reward.reward_source import Sample
 from penstock.workloads.rlhf.sentiment import NEUTRAL
-from tests.support.language.tiny_models import make_base, make_reward_model
+from tests.support.language.tiny_models import make_base, make_reward_model, move
 from tests.support.run.actor_run import Plan, ScriptedLearner
 from tests.support.run.harness import BrokerProcess, eventually, launch
 
@@ -24,6 +26,29 @@ from tests.support.run.harness import BrokerProcess, eventually, launch
 
 UNROLL: Final = 12
 PATIENCE_S: Final = 120.0
+
+
+def words_run(folder: Path, base: Path, prompts: Path, reward: object, **over: Any) -> dict[str, Any]:
+    """The configuration of a small run of language models in this folder, with `over` laid over it."""
+    kwargs = {"model": str(base), "prompts": str(prompts), "reward": str(reward), "response_tokens": 8}
+    said: dict[str, Any] = {
+        "workload": "rlhf",
+        "run": "words",
+        "environment": {"id": "words", "count": 4, "kwargs": kwargs},
+        "policy": {"kwargs": {"rank": 4}},
+        "actor": {"unroll_length": UNROLL, "ack_journal": str(folder / "run" / "journals")},
+        "algorithm": {"batch_steps": 192, "learning_rate": 2e-3},
+        "evaluation": {"episodes": 8},
+    }
+    lay_over(said, over)
+    return said
+
+
+def words_file(folder: Path, base: Path, prompts: Path, reward: object, **over: Any) -> str:
+    """The same as a file, for `penstock train`."""
+    file = folder / "words.toml"
+    file.write_text(tomli_w.dumps(words_run(folder, base, prompts, reward, **over)))
+    return str(file)
 
 
 class ScriptedLanguageLearner(ScriptedLearner):
@@ -51,10 +76,7 @@ class ScriptedLanguageLearner(ScriptedLearner):
     def build(self, seed: int) -> Any:
         """A policy whose adapter does something."""
         policy = self.base_policy()
-        generator = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for parameter in policy.trained().values():
-                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+        move(policy.trained().values(), seed)
         return policy
 
     def _make_probe(self) -> Probe:

@@ -1,4 +1,5 @@
 import asyncio
+import re
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -20,13 +21,15 @@ from penstock.gateway.text_api import DESCRIBE_S, FIRST, Agents
 from penstock.gateway.text_listener import text_listener
 from penstock.gateway.upstream import REACH_S, RunAddresses, ServedText, Upstream
 from penstock.policy.weights import encode
-from penstock.protocol.fragment import Fragment
+from penstock.protocol.fragment import Fragment, read_payload
 from penstock.protocol.schema import fragment_schema
 from penstock.protocol.spaces import Discrete
 from penstock.protocol.specification import RunSpecification
 from penstock.rpc.auth import Credentials
+from penstock.runtime import metrics
 from penstock.workloads.language.conversation import ChatEncoder
 from penstock.workloads.language.engine import ContinuousEngine, LoadedPolicies
+from penstock.workloads.language.guard import Guard, Rule
 from penstock.workloads.language.language_model import make_probe
 from penstock.workloads.language.policy import LanguagePolicy, LanguageSection
 from penstock.workloads.language.pretraining import tiny_models
@@ -41,7 +44,7 @@ from penstock.workloads.language.serving.text_answerer import (
 from penstock.workloads.language.serving.text_request import TextReply, TextRequest
 from penstock.workloads.language.serving.text_server import TextService
 from penstock.workloads.plugin.serving import CanaryMonitor, Episodes, ServedQueue, Weights
-from tests.support.language.tiny_models import chat_tokenizer
+from tests.support.language.tiny_models import chat_tokenizer, move
 from tests.support.run import harness
 from tests.support.run.harness import BrokerProcess
 from tests.support.run.serving_run import RUN, ServedRun
@@ -119,10 +122,7 @@ def teach(model: Any, rows: Sequence[Sequence[int]], steps: int) -> None:
 def adapter(base: Path, seed: int, *, size: float = 1e-3) -> bytes:
     """Weights of an adapter on the model, moved away from it by noise of this seed."""
     policy = policy_of(base)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in policy.trained().values():
-            parameter.add_(size * torch.randn(parameter.shape, generator=generator))
+    move(policy.trained().values(), seed, size)
     return encode(policy.published)
 
 
@@ -160,6 +160,14 @@ def plain_log_prob(engine: ContinuousEngine, version: int, ids: Sequence[int], s
         logits = policy.network(input_ids=tokens, use_cache=False).logits[0, start - 1 : -1]
         log_probs = logits.log_softmax(-1)
         return [float(one) for one in log_probs.gather(1, tokens[0, start:, None])[:, 0]]
+
+
+class Caller:
+    """Of a call of gRPC, as far as the service asks it."""
+
+    def time_remaining(self) -> float:
+        """In seconds."""
+        return 60.0
 
 
 class Line:
@@ -234,14 +242,45 @@ class TextStand:
         ask = TextRequest(**(asked | fields))
         return await self.conversations.generate(ask, FAR)
 
+    async def stream(self, *messages: Message, **fields: Any) -> tuple[TextReply, list[str]]:
+        """The answer in a new conversation, and the parts that were shown of it."""
+        asked: dict[str, Any] = {"messages": messages, "conversation_id": self.start(), "tools": TOOLS}
+        shown = list[str]()
+        ask = TextRequest(**(asked | fields))
+        return await self.conversations.generate(ask, FAR, lambda _, part: shown.append(part)), shown
+
     def start(self, name: str = "", **fields: Any) -> str:
         """The id of a new conversation."""
         return self.conversations.start("", name, **fields).id
+
+    def end(self, conversation: str, reward: float | None = 1.0) -> tuple[float, int]:
+        """Its return and its turns."""
+        return self.conversations.end(conversation, "e", terminated=True, abandoned=False, reward=reward)
+
+    def sweep_at(self, now_s: float) -> None:
+        self.now_s = now_s
+        self.conversations.sweep()
 
     def fragments(self) -> list[Fragment]:
         """What is sent to the learner, from the first session."""
         assert self.queue is not None
         return NumberedWhenSent(self.queue).claim_next(1, 1, 0)
+
+
+def guard_of(pattern: str, penalty: float = 0.0) -> AnswerGuard:
+    """Of one rule, `banned`."""
+    return AnswerGuard(guard=Guard((Rule("banned", re.compile(pattern)),)), penalty=penalty)
+
+
+def unlearned(reason: str) -> float:
+    """Tokens that were drawn and are not learned from, for this reason."""
+    return float(metrics.NOT_LEARNED_STEPS.labels(reason)._value.get())
+
+
+def trained_tokens(fragment: Fragment) -> tuple[int, ...]:
+    """What is learned from in the first column."""
+    tensors = read_payload(fragment.header, fragment.payload)
+    return tuple(tensors["action"][tensors["valid"][:, 0], 0].tolist())
 
 
 @asynccontextmanager
@@ -278,23 +317,18 @@ PATIENCE_S = 60.0
 def served_text(base: Path, socket: Path, **serving: Any) -> Iterator[TextStand]:
     """The stand, whose service answers at `unix:SOCKET`; version 1 is published."""
     loop, made = asyncio.new_event_loop(), dict[str, Any]()
-    begun, over = threading.Event(), threading.Event()
+    begun = threading.Event()
 
     async def serve() -> None:
-        stand = made["stand"] = TextStand(base, **serving)
-        made["end"] = asyncio.Event()
-        engine = threading.Thread(target=stand.engine.run, args=(over.is_set,), daemon=True)
-        engine.start()
-        server = grpc.aio.server()
-        stand.service.add_to(server)
-        server.add_insecure_port(f"unix:{socket}")
-        await server.start()
-        await stand.publish(1)
-        begun.set()
-        await made["end"].wait()
-        await server.stop(0)
-        over.set()
-        engine.join()
+        async with running(TextStand(base, **serving)) as stand:
+            made["stand"], made["end"] = stand, asyncio.Event()
+            server = grpc.aio.server()
+            stand.service.add_to(server)
+            server.add_insecure_port(f"unix:{socket}")
+            await server.start()
+            begun.set()
+            await made["end"].wait()
+            await server.stop(0)
 
     thread = threading.Thread(target=loop.run_until_complete, args=(serve(),), daemon=True)
     thread.start()
@@ -308,15 +342,9 @@ def served_text(base: Path, socket: Path, **serving: Any) -> Iterator[TextStand]
 
 
 @contextmanager
-def agents_api(socket: Path, deadline_s: float = DEADLINE_S) -> Iterator[str]:
-    """The address of the agents' API over that server, as `base_url` of a client."""
-    with agents_api_of(f"unix:{socket}", deadline_s) as base_url:
-        yield base_url
-
-
-@contextmanager
-def agents_api_of(address: str, deadline_s: float = DEADLINE_S) -> Iterator[str]:
-    """The same over a server at any address."""
+def agents_api(place: Path | str, deadline_s: float = DEADLINE_S) -> Iterator[str]:
+    """The agents' API over a server at a socket or an address, as `base_url` of a client."""
+    address = f"unix:{place}" if isinstance(place, Path) else place
     with agents_api_over({FIRST: address}, deadline_s) as base_url:
         yield base_url
 
@@ -382,10 +410,7 @@ def make_thinker(folder: Path) -> Path:
     """The model, in a folder."""
     model = tiny_models.build_model(TOKENIZER, seed=0)
     asked = "<user> sum <eos> <assistant>"
-    rows = (
-        f"{asked} {OPENS} {THOUGHT} {END} {CLOSES} {BEHIND} <eos>",
-        f"{asked} {DIRECTLY} {WITHOUT} <eos>",
-    )
+    rows = (f"{asked} {OPENS} {THOUGHT} {END} {CLOSES} {BEHIND} <eos>", f"{asked} {DIRECTLY} {WITHOUT} <eos>")
     teach(model, [ids(row) for row in rows], 150)
     tiny_models.save(model, TOKENIZER, folder)
     return folder

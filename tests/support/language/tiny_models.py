@@ -1,4 +1,5 @@
 import random
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -159,15 +160,19 @@ def make_base(folder: Path, *, steps: int = 10, texts: int = 64, spread: float =
     return folder
 
 
+def move(parameters: Iterable[torch.Tensor], seed: int, size: float = 0.1) -> None:
+    """Add noise of this seed."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in parameters:
+            parameter.add_(size * torch.randn(parameter.shape, generator=generator))
+
+
 def disturbed(base: Path, *, lora: bool = True) -> tuple[Network, Encoder]:
     """A network and what encodes for it; nothing was learned."""
     tokenizer = load_tokenizer(str(base))
     network = networks.build(str(base), RewardTraining(lora=lora, rank=4), tokenizer.pad_token_id)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for weight in network.parameters():
-            if weight.requires_grad:
-                weight.add_(0.1 * torch.randn(weight.shape, generator=generator))
+    move((weight for weight in network.parameters() if weight.requires_grad), 1)
     return network, Encoder(tokenizer, MAX_TOKENS)
 
 

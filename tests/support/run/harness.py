@@ -16,8 +16,10 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -212,6 +214,30 @@ def reward_server(
         yield started
 
 
+@contextmanager
+def reward_endpoint(answer: Callable[[Any, str | None], tuple[int, bytes]]) -> Iterator[str]:
+    """The URL of rewards over HTTP. answer: status and body for what is asked with which authorization."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            status, body = answer(asked, self.headers.get("Authorization"))
+            self.send_response(status)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_arguments: Any) -> None:
+            """Nothing: its lines are not those of the run."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server, ThreadPoolExecutor(1) as threads:
+        threads.submit(server.serve_forever)
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/rewards"
+        finally:
+            server.shutdown()
+
+
 class GatewayProcess:
     """`penstock gateway` in a folder, on a free port. Entering waits until it serves; leaving ends it."""
 
@@ -357,6 +383,20 @@ class Training:
     def end(self, within_s: float = PATIENCE_S) -> tuple[int, str, str]:
         out, err = self.process.communicate(timeout=within_s)
         return self.process.returncode, out, err
+
+    def completed(self, within_s: float = PATIENCE_S) -> dict[str, Any]:
+        """Its summary, when it has ended well; its books balance."""
+        code, _, errors = self.end(within_s)
+        assert code == 0, errors
+        summary = self.summary()
+        assert summary["ledger"]["balanced"], summary["ledger"]
+        return summary
+
+    def audited(self) -> dict[str, Any]:
+        """What `penstock audit` reports of a run that has ended; nothing is wrong."""
+        done = command("audit", str(self.run_dir), "--json")
+        assert done.returncode == 0, done.stdout[-4000:] + done.stderr
+        return dict(json.loads(done.stdout))
 
     def summary(self) -> dict[str, Any]:
         return dict(json.loads((self.run_dir / "summary.json").read_text()))

@@ -1,6 +1,7 @@
 """A run as store and learner log see it: opened, with simulated actors that need no network."""
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,6 +24,8 @@ PACING = Pacing(
     max_log_entries=1000,
 )
 BLOB = b"weights" * 10
+Begin = Callable[..., LearnerLog]
+"""`open_run` of a test's own server."""
 
 
 def item(session: int, sequence: int, *, steps: int | None = None, kind: Kind = Kind.TRAIN) -> AppendItem:
@@ -40,12 +43,13 @@ def open_run(
     weights: bytes = BLOB,
     wait_s: float = 5.0,
     run: RunSpecification | None = None,
+    unroll: int = small_run.STEPS,
     **pacing: Any,
 ) -> LearnerLog:
     """A learner that has taken the lease, opened the log and published."""
     log = LearnerLog.connect(url, wait_s=wait_s)
     log.acquire(small_run.RUN, holder, TTL_MS)
-    log.start((run or small_run.specification()).encode(), replace(PACING, **pacing))
+    log.start((run or small_run.specification(unroll_length=unroll)).encode(), replace(PACING, **pacing))
     if publish:
         log.publish(weights, update=0, settled=0, scalars={})
     return log
@@ -106,3 +110,10 @@ class Actor:
             reply = await self.append()
             assert reply.refusal is None, reply.refusal
         return self.acked - begun
+
+
+async def new_actor(store: Store, name: str = "actor-0", *, role: Role = Role.ROLLOUT) -> Actor:
+    """An actor with a session."""
+    actor = Actor(store, name, role=role)
+    await actor.open()
+    return actor

@@ -83,7 +83,6 @@ CASES: dict[str, tuple[Space, Space, PolicySection]] = {
 
 
 def observations(space: Space, rows: int) -> dict[str, Array]:
-    """Values of every leaf within its space."""
     generator = np.random.default_rng(rows)
     found: dict[str, Array] = {}
     for path, leaf in leaves(space, "observation"):

@@ -16,8 +16,6 @@ from penstock.protocol.specification import RunSpecification
 from penstock.workloads.goals.host import HEALTHY, NUMBERS, STATES, GoalReward, host_model
 from tests.support.run.serving_run import ServedRun
 
-# ---- The best that can be earned on the simulated host, by value iteration over its tables.
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Optimum:
@@ -53,9 +51,6 @@ def _rewards(
     return rewards
 
 
-# ---- A served run whose policy proposes goals that are commands: each leaves a file every time it runs.
-
-
 GOALS: Final = ("leave_a_file", "leave_another")
 WIDTH: Final = NUMBERS + len(GOALS)
 OBSERVATION: Final = Box(np.full(WIDTH, -1e6, np.float32), np.full(WIDTH, 1e6, np.float32))
@@ -85,7 +80,6 @@ class GoalsRun(ServedRun):
 
 
 def goals_run(folder: Path, **policy: Any) -> GoalsRun:
-    """A run with version 1, active."""
     made = GoalsRun(folder, section=PolicySection(hidden_sizes=(8,), **policy))
     made.describe()
     made.promote(made.next_version())
@@ -106,12 +100,10 @@ def goals_file(folder: Path, names: tuple[str, ...] = GOALS) -> Path:
 
 
 def done(folder: Path) -> int:
-    """How often a goal ran."""
     return len(list((folder / "place").glob("done.*")))
 
 
 def injector_words(address: str, folder: Path, *words: str) -> tuple[str, ...]:
-    """A command that injects as fast as it can."""
     return penstock(
         "inject", "--server", address, "--goals", str(folder / "goals.toml"), "--folder",
         str(folder / "injector"), "--interval", "0", *words,
@@ -119,6 +111,5 @@ def injector_words(address: str, folder: Path, *words: str) -> tuple[str, ...]:
 
 
 def lines(folder: Path, name: str) -> list[dict[str, Any]]:
-    """Of a file of the injector."""
     path = folder / "injector" / name
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

@@ -48,7 +48,6 @@ class ScriptedPolicy(PolicyServiceServicer):
         self.streams = 0
 
     async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:  # noqa: N802
-        """The spaces, and one version."""
         await self._happens("Describe", request, context)
         observation, action = map(spaces.to_proto, self.spaces)
         version = pb.ServedVersion(
@@ -61,7 +60,6 @@ class ScriptedPolicy(PolicyServiceServicer):
         )  # fmt: skip
 
     async def Act(self, request: pb.ActRequest, context: Any) -> pb.ActReply:  # noqa: N802
-        """The low end of the space."""
         refusal = await self._happens("Act", request, context)
         if refusal is None and request.episode_id and request.episode_id not in self.steps:
             refusal = Refusal(reason=Reason.EPISODE_UNKNOWN, detail=request.episode_id)
@@ -122,7 +120,6 @@ class ScriptedPolicy(PolicyServiceServicer):
         return reply
 
     async def EndEpisode(self, request: pb.EndEpisodeRequest, context: Any) -> pb.EndEpisodeReply:  # noqa: N802
-        """The sum of the rewards."""
         refusal = await self._happens("EndEpisode", request, context)
         if refusal is not None:
             return pb.EndEpisodeReply(refusal=refusal.to_proto())
@@ -184,7 +181,6 @@ def answer(request: pb.ActRequest, action: spaces.Space, step: int) -> pb.ActRep
 
 
 def low(leaf: spaces.Leaf, leading: tuple[int, ...]) -> Array:
-    """The low end of a leaf."""
     value = spaces.zeros(leaf, leading)
     if isinstance(leaf, spaces.Discrete):
         value[...] = leaf.start
@@ -194,8 +190,6 @@ def low(leaf: spaces.Leaf, leading: tuple[int, ...]) -> Array:
 
 
 def refuses(reason: Reason, retry_after_ms: int = 0) -> Happening:
-    """The call is refused."""
-
     async def happening(_request: Any, _context: Any) -> Refusal:
         return Refusal(reason=reason, detail="scripted", retry_after_ms=retry_after_ms)
 
@@ -203,8 +197,6 @@ def refuses(reason: Reason, retry_after_ms: int = 0) -> Happening:
 
 
 def fails(code: grpc.StatusCode) -> Happening:
-    """The call ends with a status."""
-
     async def happening(_request: Any, context: Any) -> None:
         await context.abort(code, "scripted")
 
@@ -212,7 +204,6 @@ def fails(code: grpc.StatusCode) -> Happening:
 
 
 async def hangs(_request: Any, _context: Any) -> None:
-    """The call is not answered."""
     await asyncio.Event().wait()
 
 
@@ -226,14 +217,12 @@ class ScriptedServer:
         self._restarting: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Serve."""
         self._server = grpc.aio.server()
         add_PolicyServiceServicer_to_server(self.policy, self._server)
         self.address = f"127.0.0.1:{self._server.add_insecure_port(self.address)}"
         await self._server.start()
 
     async def stop(self) -> None:
-        """Close every connection at once, with what is going on over it."""
         if self._restarting is not None:
             await self._restarting
         if self._server is not None:
@@ -254,7 +243,6 @@ class ScriptedServer:
 async def serving(
     observation: spaces.Space = CARTPOLE[0], action: spaces.Space = CARTPOLE[1]
 ) -> AsyncIterator[ScriptedServer]:
-    """A scripted server with these spaces."""
     server = ScriptedServer(ScriptedPolicy(observation, action))
     await server.start()
     try:

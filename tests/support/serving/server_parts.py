@@ -33,9 +33,6 @@ from penstock.protocol.specification import Probe, RunSpecification
 from penstock.protocol.tensor import to_tensor
 from penstock.v1 import policy_pb2 as pb
 
-# ---- The parts of a policy server without its network: real policies, and a clock that the test turns.
-
-
 RUN: Final = "served-run"
 OBSERVATION: Final = Box(np.full(4, -10, np.float32), np.full(4, 10, np.float32))
 ACTION: Final = Discrete(3)
@@ -51,7 +48,6 @@ def specification(
     stale_after: int = 0,
     **policy: Any,
 ) -> RunSpecification:
-    """A run of these spaces with a small network."""
     section = PolicySection(**({"hidden_sizes": (16, 16)} | policy))
     return RunSpecification(
         run=RUN,
@@ -81,7 +77,6 @@ def policy_of(made: RunSpecification, seed: int) -> Policy:
 
 
 def loaded_of(made: RunSpecification, version: int = 1, seed: int | None = None) -> Loaded:
-    """A version, loaded."""
     return Loaded(policy_of(made, version if seed is None else seed), version, version, "ab")
 
 
@@ -92,7 +87,6 @@ def broken(policy: Policy, value: float = float("nan")) -> Policy:
 
 
 def rows_of(rows: int, seed: int = 0) -> dict[str, Any]:
-    """Observations of OBSERVATION, drawn."""
     drawn = np.random.default_rng(seed).normal(size=(rows, *OBSERVATION.shape))
     return {"observation": drawn.astype(np.float32)}
 
@@ -103,7 +97,6 @@ def question_of(rows: int = 1, drawn: int = 0, **wishes: Any) -> Question:
 
 
 def parts_of(space: Space, value: Any) -> list[pb.Part]:
-    """Every leaf of a value that has the right dtypes."""
     return [
         pb.Part(path=path, value=to_tensor(np.asarray(leaf))) for path, leaf in flatten(space, value).items()
     ]
@@ -115,7 +108,6 @@ def seen(step: int, episode: int = 0) -> Any:
 
 
 def reason_of(error: BaseException | None) -> Reason:
-    """Of a refusal."""
     assert isinstance(error, Refused), error
     return error.refusal.reason
 
@@ -128,7 +120,6 @@ class _Monitor(CanaryMonitor):
         self._told = told
 
     def answered(self, answered: Answered) -> None:
-        """Called with every answer."""
         self._told.append(answered)
         super().answered(answered)
 
@@ -188,12 +179,9 @@ class Stand:
         return self.weights.get(version)
 
     def service(self) -> PolicyService:
-        """The service of these parts."""
         made = self.specification
         described = (made.run, made.observation_space, made.action_space)
         return PolicyService(self.handler, self.section, described)
-
-    # ------------------------------------------------------------ versions
 
     def keep(self, version: int, *, policy: Policy | None = None) -> Weights:
         """Hold a version's weights where the loaded versions finds them."""
@@ -205,20 +193,15 @@ class Stand:
         """The learner's newest weights; update and version have the same number."""
         await self.loaded_versions.take_latest(self.keep(version, policy=policy))
 
-    # ------------------------------------------------------------ calls
-
     def new_id(self) -> str:
-        """A request id that was never used."""
         self._requests += 1
         return f"request-{self._requests}"
 
     def start(self, client_key: str = "ada", **fields: Any) -> str:
-        """The id of a new episode."""
         request = pb.StartEpisodeRequest(client_key=client_key, **({"request_id": self.new_id()} | fields))
         return self.handler.start(request).episode_id
 
     def asking(self, observation: Any, **fields: Any) -> pb.ActRequest:
-        """A request with a new id."""
         space = self.specification.observation_space
         return pb.ActRequest(
             **({"request_id": self.new_id(), "observation": parts_of(space, observation)} | fields)
@@ -247,7 +230,6 @@ class Stand:
         return await reply
 
     async def act(self, episode: str, observation: Any, **fields: Any) -> pb.ActReply:
-        """The next step."""
         request = self.asking(observation, episode_id=episode, **fields)
         return pb.ActReply.FromString(await self.reply(request, FAR))
 
@@ -260,7 +242,6 @@ class Stand:
         return (await self.handler.reward(request)).late
 
     def end(self, episode: str, ending: pb.Ending.ValueType, **fields: Any) -> pb.EndEpisodeReply:
-        """The end of an episode."""
         final = fields.pop("final", None)
         parts = [] if final is None else parts_of(self.specification.observation_space, final)
         return self.handler.end(
@@ -273,12 +254,9 @@ class Stand:
         )
 
     async def play(self, episode: str, steps: int, first: int = 0) -> None:
-        """So many steps, each rewarded with its index by the next."""
         for step in range(first, first + steps):
             earned = {"reward": float(step - 1)} if step > 0 else {}
             await self.act(episode, seen(step), **earned)
-
-    # ------------------------------------------------------------ what is learned
 
     def fragments(self, update: int = 0) -> list[Fragment]:
         """What waits to be sent, numbered and checked as broker and learner do."""
@@ -294,8 +272,14 @@ class Stand:
         return numbered
 
 
+async def ready(made: RunSpecification | None = None, **options: Any) -> Stand:
+    """A stand with version 1."""
+    stand = Stand(made, **options)
+    await stand.publish(1)
+    return stand
+
+
 def column(fragment: Fragment, name: str) -> list[Any]:
-    """A tensor's first column."""
     array: Any = fragment.arrays()[name]
     values: list[Any] = array[:, 0].tolist()
     return values
@@ -307,12 +291,8 @@ def steps_seen(fragments: Sequence[Fragment]) -> list[list[int]]:
 
 
 def named(described: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A distribution that was asked for."""
     assert described is not None
     return dict(described)
-
-
-# ---- A policy server of real parts on an address, in a thread with a loop of its own: no run, no broker.
 
 
 PATIENCE_S: Final = 60.0
@@ -325,7 +305,6 @@ class ServedStand:
         self.stand, self._loop = stand, loop
 
     def run(self, make: Callable[[Stand], Coroutine[Any, Any, Any]]) -> Any:
-        """The result of what is done with the stand in its loop."""
         return asyncio.run_coroutine_threadsafe(make(self.stand), self._loop).result(PATIENCE_S)
 
     def publish(self, version: int) -> None:

@@ -136,6 +136,12 @@ class RedisServer:
         self.kill()
         self.start()
 
+    def restart_empty(self) -> None:
+        """Kill -9 and start without anything."""
+        self.kill()
+        self.forget()
+        self.start()
+
     def save_aof(self) -> Path:
         """A copy of the append-only files as they are now; give it to `go_back`."""
         self.write_out()

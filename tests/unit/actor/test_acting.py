@@ -42,30 +42,17 @@ from tests.support.experience.counting_environments import LENGTHS, NESTED, OBSE
 from tests.support.experience.experience import box
 from tests.support.run import small_run
 
-# ---- Health watches that published weights arrive and that the broker answers.
-
-
-class Clock:
-    """Seconds that a test sets."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        """Now."""
-        return self.now_s
-
 
 def test_weights_that_arrive_slowly_are_progress_and_those_that_stand_still_are_not() -> None:
-    clock = Clock()
-    health = Health("actor", clock)
+    now = [0.0]
+    health = Health("actor", lambda: now[0])
     watch(health, stall_timeout_s=100.0)
     for arrived in range(5):
         note_lag(health, 1, 2, arrived)
-        clock.now_s += 60.0
+        now[0] += 60.0
     assert health.problem() is None
     note_lag(health, 1, 2, 0)
-    clock.now_s += 60.0
+    now[0] += 60.0
     assert health.problem() is not None
     note_lag(health, 2, 2, 0)
     assert health.problem() is None
@@ -73,21 +60,18 @@ def test_weights_that_arrive_slowly_are_progress_and_those_that_stand_still_are_
 
 @pytest.mark.promise("healthz-role-turns-red")
 def test_a_broker_that_answers_nothing_is_told_from_one_that_holds_a_call() -> None:
-    clock = Clock()
-    health = Health("actor", clock)
+    now = [0.0]
+    health = Health("actor", lambda: now[0])
     answered = watch_broker(health, stall_timeout_s=10.0)
-    clock.now_s += MAX_WATCH_WAIT_MS / 1000 + WATCH_GRACE_S + 5.0
+    now[0] += MAX_WATCH_WAIT_MS / 1000 + WATCH_GRACE_S + 5.0
     assert health.problem() is None
     answered()
-    clock.now_s += MAX_WATCH_WAIT_MS / 1000 + WATCH_GRACE_S + 15.0
+    now[0] += MAX_WATCH_WAIT_MS / 1000 + WATCH_GRACE_S + 15.0
     problem = health.problem()
     assert problem is not None
     assert problem.startswith("broker: no progress for ")
     answered()
     assert health.problem() is None
-
-
-# ---- Masks reach the policy beside their observations.
 
 
 SLOTS = 2
@@ -112,13 +96,11 @@ class Counted(gymnasium.Env[Any, Any]):
         self._step = 0
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-        """Step 0."""
         super().reset(seed=seed)
         self._step = 0
         return self._look(over=False)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """One on."""
         self._step += 1
         over = self._step == self._length
         observation, info = self._look(over=over and not self._cut)
@@ -132,7 +114,6 @@ class Counted(gymnasium.Env[Any, Any]):
 
 
 def stepper(mode: AutoresetMode, *, inside: bool = False, broken: int = -1, cut: bool = False) -> Stepper:
-    """Slots whose episodes have 2 and 4 steps."""
     factories = [
         lambda length=length: Counted(length, inside=inside, broken=broken, cut=cut) for length in (2, 4)
     ]
@@ -153,6 +134,8 @@ def test_the_mask_belongs_to_the_observation_beside_it(mode: AutoresetMode, *, i
             assert row["mask/action"][slot].tolist() == expected
         stepped = made.step(np.zeros(SLOTS, np.int64))
         row = stepped.observation
+        begins = np.zeros(SLOTS, bool) if stepped.begins is None else stepped.begins
+        assert begins.tolist() == (row[path][:, 0] == 0).tolist()
         ignored = stepped.terminated if mode is AutoresetMode.NEXT_STEP else ignored
         assert "mask" not in row
 
@@ -175,16 +158,6 @@ def test_what_a_last_observation_allows_comes_with_it(mode: AutoresetMode, *, in
     assert seen >= 4
 
 
-@pytest.mark.parametrize("mode", AutoresetMode)
-def test_slots_whose_episode_begins_are_told(mode: AutoresetMode) -> None:
-    made = stepper(mode)
-    made.reset([0, 0])
-    for _ in range(12):
-        stepped = made.step(np.zeros(SLOTS, np.int64))
-        begins = np.zeros(SLOTS, bool) if stepped.begins is None else stepped.begins
-        assert begins.tolist() == (stepped.observation["observation"][:, 0] == 0).tolist()
-
-
 def test_a_mask_that_allows_nothing_names_slot_and_step() -> None:
     made = stepper(AutoresetMode.SAME_STEP, broken=3)
     made.reset([0, 0])
@@ -201,7 +174,6 @@ def test_an_environment_without_masks_is_told() -> None:
 
 
 def in_slots(*rows: Any) -> Any:
-    """As Gymnasium collects what it does not know."""
     column = np.full(len(rows), None, object)
     for index, one in enumerate(rows):
         column[index] = one
@@ -234,9 +206,6 @@ def test_a_mask_of_another_size_is_refused_with_both_numbers() -> None:
         Masks("m", Discrete(3), SLOTS).read(np.zeros(SLOTS), {"m": np.ones((SLOTS, 4))})
 
 
-# ---- The learner's rewards equal numbers worked out by hand, and returns stay the environment's own.
-
-
 HERE = __name__
 DISCOUNT = 0.5
 STEPS = 7
@@ -249,22 +218,18 @@ def progress(observation: Mapping[str, Array]) -> Array:
 
 
 def not_a_number(observation: Mapping[str, Array]) -> Array:
-    """What no potential may be."""
     return np.full(len(observation["observation"]), np.nan)
 
 
 def one_for_all(observation: Mapping[str, Array]) -> Array:
-    """Not one for each."""
     return np.zeros(1)
 
 
 def section(*wrappers: dict[str, Any]) -> EnvironmentSection:
-    """With these wrappers."""
     return EnvironmentSection.model_validate({"reward": wrappers})
 
 
 def shape(name: str = "progress") -> dict[str, Any]:
-    """The potential of this module."""
     return {"shape": f"{HERE}:{name}", "discount": DISCOUNT}
 
 
@@ -293,7 +258,6 @@ def collect(
 
 
 def rewards(fragments: list[Fragment]) -> list[list[float]]:
-    """Of the valid steps, by slot."""
     arrays: list[dict[str, Any]] = [fragment.arrays() for fragment in fragments]
     reward = np.concatenate([one["reward"] for one in arrays])
     valid = np.concatenate([one["valid"] for one in arrays])
@@ -339,11 +303,6 @@ def test_shaping_where_a_step_only_resets() -> None:
     found = rewards(collect(AutoresetMode.NEXT_STEP, shape())[0])
     assert found == [SHAPED[0][: len(found[0])], SHAPED[1][: len(found[1])]]
     assert [len(slot) for slot in found] == [5, 5]
-
-
-def test_shaping_sums_to_what_telescoping_says() -> None:
-    shaped = np.array(SHAPED[0][:3]) - np.array(TRUE[0][:3])
-    assert (DISCOUNT ** np.arange(3) * shaped).sum() == pytest.approx(0.0)
 
 
 @pytest.mark.promise("reward-wrappers-change-rewards")
@@ -393,74 +352,12 @@ def test_a_potential_is_imported_only_where_its_module_is_allowed() -> None:
         check_trusted("environment.reward", potential, ())
 
 
-# ---- Whichever way environments reset, the steps say what was experience and how episodes really ended.
-
-
-MODES = list(AutoresetMode)
-ACTION = np.zeros(2, np.int64)
-
-
-def stepper_stepper(mode: AutoresetMode, *, nested: bool = False) -> Stepper:
-    """Two slots, reset: slot 0 ends first after 3 steps, slot 1 after 1."""
-    made = Stepper(vector(mode, 2, nested=nested), NESTED if nested else OBSERVATION)
-    made.reset([0, 0])
-    return made
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_the_step_that_ends_an_episode_gives_its_true_last_observation(mode: AutoresetMode) -> None:
-    stepped = stepper_stepper(mode).step(ACTION)
-    assert stepped.terminated.tolist() == [False, True]
-    assert stepped.ended is not None
-    assert stepped.ended.slots.tolist() == [1]
-    assert stepped.ended.observation["observation"].tolist() == [[1, 0, LENGTHS[1]]]
-
-
-@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.DISABLED])
-def test_an_environment_that_resets_within_the_step_wastes_none(mode: AutoresetMode) -> None:
-    made = stepper_stepper(mode)
-    stepped = made.step(ACTION)
-    assert stepped.observation["observation"][1].tolist() == [1, 1, 0]
-    assert all(made.step(ACTION).valid is None for _ in range(20))
-
-
-def test_a_next_step_reset_is_no_experience() -> None:
-    made = stepper_stepper(AutoresetMode.NEXT_STEP)
-    assert made.step(ACTION).valid is None
-    reset = made.step(ACTION)
-    assert reset.valid is not None
-    assert reset.valid.tolist() == [True, False]
-    assert reset.reward.tolist() == [2.0, 0.0]
-    assert reset.observation["observation"][1].tolist() == [1, 1, 0]
-
-
 def test_a_reset_between_an_end_and_its_reset_step_starts_clean() -> None:
-    made = stepper_stepper(AutoresetMode.NEXT_STEP)
-    made.step(ACTION)
+    made, action = Stepper(vector(AutoresetMode.NEXT_STEP, 2), OBSERVATION), np.zeros(2, np.int64)
     made.reset([0, 0])
-    assert made.step(ACTION).valid is None
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_parts_of_nested_observations_come_by_path(mode: AutoresetMode) -> None:
-    stepped = stepper_stepper(mode, nested=True).step(ACTION)
-    assert set(stepped.observation) == {"observation/count", "observation/pair/0", "observation/pair/1"}
-    assert stepped.ended is not None
-    last = stepped.ended.observation
-    assert last["observation/count"].tolist() == [[1, 0, 1]]
-    assert last["observation/pair/0"].tolist() == [1]
-    assert last["observation/pair/1"].tolist() == [[1.5, 0.5, 1.5]]
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_last_observations_are_not_overwritten_by_later_steps(mode: AutoresetMode) -> None:
-    made = stepper_stepper(mode)
-    ended = made.step(ACTION).ended
-    assert ended is not None
-    before = ended.observation["observation"].tolist()
-    for _ in range(5):
-        made.step(ACTION)
-    assert ended.observation["observation"].tolist() == before
+    made.step(action)
+    made.reset([0, 0])
+    assert made.step(action).valid is None
 
 
 def test_a_vector_environment_that_does_not_say_how_it_resets_is_refused() -> None:
@@ -508,14 +405,10 @@ def test_a_reset_that_clears_arrays_of_the_step_changes_no_experience() -> None:
     assert chosen.tolist() == [1, 1], "what the policy chose, whatever the environment writes in its action"
 
 
-# ---- An evaluation counts one whole episode of each seeded environment.
-
-
 POLICY = build(OBSERVATION, Discrete(2), PolicySection(), 0)
 
 
 def evaluate(mode: AutoresetMode, slots: int, episodes: int, stop: threading.Event) -> list[Played] | None:
-    """Counting environments, played with any policy."""
     stepper = Stepper(vector(mode, slots), OBSERVATION)
     how = Playing(deterministic=True, stop=stop)
     return in_waves(episodes, (play_wave(stepper, POLICY, 5 + first, how) for first in count(0, slots)))
@@ -556,35 +449,15 @@ def test_a_drain_ends_an_evaluation_without_a_result() -> None:
     assert evaluate(AutoresetMode.SAME_STEP, 2, 2, stop) is None
 
 
-def test_equal_seeds_give_equal_results() -> None:
-    first, second = (evaluate(AutoresetMode.DISABLED, 4, 4, threading.Event()) for _ in range(2))
-    assert first == second
-    assert np.mean([one.length for one in first or []]) == np.mean(LENGTHS)
-
-
-# ---- What of the actor's section a process decides, whatever a specification says.
-
-
 def test_the_run_cannot_make_an_actor_write_somewhere() -> None:
     told = ActorSection(ack_journal=Path("/somewhere"))
     assert overlay(told, ActorSection()).ack_journal is None
     assert overlay(told, ActorSection(ack_journal=Path("/mine"))).ack_journal == Path("/mine")
 
 
-# ---- What an actor takes from a specification, what it decides itself, and what it refuses.
-
-
 def specification(**changes: Any) -> RunSpecification:
-    """CartPole."""
     observation, action = environment_spaces(EnvironmentSection())
     return replace(small_run.specification(), observation_space=observation, action_space=action, **changes)
-
-
-def test_sections_come_from_the_specification() -> None:
-    read = run.read(specification(environment_json='{"count":3}', actor_json='{"threads":2}'), ActorSection())
-    assert read.environment.count == 3
-    assert read.actor.threads == 2
-    assert read.workload.name == "control"
 
 
 def test_a_process_sets_its_own_threads_outbox_and_timeout_only(caplog: pytest.LogCaptureFixture) -> None:
@@ -607,7 +480,6 @@ def test_a_section_of_another_version_is_named() -> None:
 
 @pytest.fixture
 def stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A module that can be imported here and holds a network."""
     (tmp_path / "stranger.py").write_text("from tests.support.experience.own_networks import Good\n")
     monkeypatch.syspath_prepend(tmp_path)
     yield "stranger"

@@ -26,9 +26,6 @@ from penstock.protocol.spaces import Box, Dict, Discrete, MultiBinary, MultiDisc
 from penstock.runtime import metrics
 from tests.support.serving.server_parts import broken, loaded_of, named, question_of, reason_of, specification
 
-# ---- Requests that come together share a pass.
-
-
 NEVER_S: Final = 3600.0
 """Who waited for this would be found by the timeout of the test."""
 MADE: Final = specification()
@@ -60,7 +57,6 @@ def make(**changed: Any) -> Batcher:
 
 
 def alone(**changed: Any) -> Batcher:
-    """Expects no other request."""
     return Batcher(**({"max_rows": 256, "max_wait_s": 0.0, "max_delay_s": NEVER_S} | changed))
 
 
@@ -91,15 +87,6 @@ def pass_under_way(batcher: Batcher, seconds: float = 1.0) -> Iterator[tuple[Hel
         yield held, batcher.ask(held.loaded, question_of(value=True))
     finally:
         held.go.set()
-
-
-async def test_a_single_question_does_not_wait() -> None:
-    batcher, loaded = alone(max_wait_s=NEVER_S), loaded_of(MADE)
-    with passes() as counted:
-        for _ in range(15):  # the next looks whether others come
-            await batcher.ask(loaded, question_of())
-    assert counted == [15, 15]
-    batcher.close()
 
 
 async def test_questions_of_one_moment_share_a_pass() -> None:
@@ -148,24 +135,15 @@ async def test_what_is_late_is_refused_and_not_computed() -> None:
     batcher, loaded = make(), loaded_of(MADE)
     now = asyncio.get_running_loop().time()
     with passes() as counted:
+        all_late = [batcher.ask(loaded, question_of(), -1.0) for _ in range(3)]
+        results = await asyncio.gather(*all_late, return_exceptions=True)
+        assert {reason_of(result) for result in results if isinstance(result, Exception)} == {Reason.DEADLINE}
         late = batcher.ask(loaded, question_of(5), now - 1.0)
         timely = batcher.ask(loaded, question_of(2), now + NEVER_S)
         assert (await timely).action["action"].shape == (2,)
-    with pytest.raises(Refused, match="waited .* for its turn") as error:
+    with pytest.raises(Refused, match="waited .* for its turn"):
         await late
-    assert error.value.refusal.reason is Reason.DEADLINE
     assert counted == [1, 2]
-    batcher.close()
-
-
-async def test_when_all_are_late_nothing_is_computed_and_the_next_is_answered() -> None:
-    batcher, loaded = make(), loaded_of(MADE)
-    with passes() as counted:
-        late = [batcher.ask(loaded, question_of(), -1.0) for _ in range(3)]
-        results = await asyncio.gather(*late, return_exceptions=True)
-        assert {reason_of(result) for result in results if isinstance(result, Exception)} == {Reason.DEADLINE}
-        await batcher.ask(loaded, question_of())
-    assert counted == [1, 1]
     batcher.close()
 
 
@@ -322,9 +300,6 @@ async def test_who_is_told_may_ask_again_at_once() -> None:
     batcher.close()
 
 
-# ---- One pass answers many requests, each as if it had been alone.
-
-
 REAL: Final = Box(np.full(2, -1, np.float32), np.full(2, 1, np.float32))
 ACTIONS: Final[dict[str, Space]] = {
     "choice": Discrete(3),
@@ -342,7 +317,6 @@ NETWORKS: Final[dict[str, dict[str, Any]]] = {
 
 
 def taken(given: Answer | NotFinite) -> Answer:
-    """An answer that is one."""
     assert isinstance(given, Answer), given
     return given
 
@@ -376,17 +350,6 @@ def test_a_request_in_company_is_answered_as_alone(action: str, network: str) ->
         np.testing.assert_allclose(together.log_prob, expected, atol=1e-4)
 
 
-def test_plain_requests_share_one_draw() -> None:
-    made = specification()
-    loaded = loaded_of(made)
-    questions = [question_of(rows, rows) for rows in (1, 4, 2)]
-    for question, given in zip(questions, answer(loaded, questions), strict=True):
-        own = taken(given)
-        assert own.action["action"].shape == (question.rows,)
-        expected = loaded.policy.log_prob(question.observation, own.action)
-        np.testing.assert_allclose(own.log_prob, expected, atol=1e-5)
-
-
 @pytest.mark.parametrize("action", ACTIONS)
 def test_a_seed_gives_the_same_actions_again(action: str) -> None:
     made = specification(action=ACTIONS[action])
@@ -400,38 +363,6 @@ def test_a_seed_gives_the_same_actions_again(action: str) -> None:
     assert any((other.action[name] != drawn).any() for name, drawn in actions.items())
 
 
-def test_deterministic_requests_get_the_most_likely_action() -> None:
-    loaded = loaded_of(specification())
-    question = question_of(30, 2, deterministic=True, distribution=True)
-    first, second = (taken(answer(loaded, [question])[0]) for _ in range(2))
-    likeliest = named(first.distribution)["action/probability"].argmax(-1)
-    assert first.action["action"].tolist() == likeliest.tolist() == second.action["action"].tolist()
-
-
-# ---------------------------------------------------------------- masks
-def masked(loaded: Loaded, rows: int, allowed: Any, **wishes: Any) -> Answer:
-    """An answer under a mask."""
-    masks = {"action": np.asarray(allowed, bool)}
-    return taken(answer(loaded, [question_of(rows, 5, masks=masks, distribution=True, **wishes)])[0])
-
-
-@pytest.mark.parametrize("deterministic", [False, True])
-def test_a_masked_action_has_no_probability(deterministic: bool) -> None:
-    loaded = loaded_of(specification())
-    allowed = np.random.default_rng(3).random((2000, 3)) < 0.5
-    allowed[:, 0] |= ~allowed.any(-1)
-    given = masked(loaded, 2000, allowed, deterministic=deterministic)
-    free = taken(answer(loaded, [question_of(2000, 5, distribution=True)])[0])
-    full = named(free.distribution)["action/probability"] * allowed
-    shares = named(given.distribution)["action/probability"]
-    action = given.action["action"]
-    assert (shares[~allowed] == 0).all()
-    np.testing.assert_allclose(shares, full / full.sum(-1, keepdims=True), atol=1e-6)
-    rows = np.arange(2000)
-    assert allowed[rows, action].all()
-    np.testing.assert_allclose(given.log_prob, np.log(shares[rows, action]), atol=1e-5)
-
-
 def test_a_mask_is_not_the_neighbours() -> None:
     loaded = loaded_of(specification())
     masks = {"action": np.array([[True, False, False]] * 500)}
@@ -440,7 +371,6 @@ def test_a_mask_is_not_the_neighbours() -> None:
     assert set(taken(free).action["action"].tolist()) == {0, 1, 2}
 
 
-# ---------------------------------------------------------------- numbers that are not finite
 def test_an_observation_that_overflows_the_network_costs_no_other_request() -> None:
     loaded = loaded_of(specification(activation="relu"), version=9)
     huge = Question(observation={"observation": np.full((1, 4), 3e38, np.float32)}, rows=1)
@@ -450,14 +380,6 @@ def test_an_observation_that_overflows_the_network_costs_no_other_request() -> N
     assert "version 9" in str(wrong)
     assert taken(first).action["action"].shape == (2,)
     assert taken(last).action["action"].shape == (1,)
-
-
-def test_weights_of_nan_answer_no_request() -> None:
-    loaded = loaded_of(specification())
-    broken(loaded.policy)
-    questions = [question_of(), question_of(deterministic=True), question_of(distribution=True, value=True)]
-    for given in answer(loaded, questions):
-        assert isinstance(given, NotFinite)
 
 
 def test_a_value_that_is_no_number_is_no_answer() -> None:
@@ -479,29 +401,15 @@ def test_how_likely_another_action_was_is_asked_without_drawing() -> None:
     assert isinstance(answer(loaded, [question])[0], NotFinite)
 
 
-# ---- What a pass is expected to take: by its size, not in proportion to its rows.
-
-
-def test_a_large_pass_is_not_as_many_small_ones() -> None:
-    cost = PassCost()
-    cost.note(1, 0.0005)
-    cost.note(256, 0.004)
-    assert cost.of(1) == 0.0005
-    assert cost.of(300) == 0.004
-    assert cost.of_many(512 + 1, 256) == pytest.approx(0.0085)
-
-
-def test_an_unknown_size_is_taken_for_the_nearest_smaller_one() -> None:
+def test_a_pass_costs_what_the_newest_of_the_nearest_smaller_size_did() -> None:
     cost = PassCost()
     assert cost.of(64) == 0.0
-    cost.note(8, 0.002)
-    assert cost.of(64) == 0.002
-    assert cost.of(1) == 0.002
-
-
-def test_the_newest_passes_count_most() -> None:
-    cost = PassCost()
     cost.note(4, 0.001)
+    assert cost.of(64) == cost.of(1) == 0.001
     for _ in range(20):
         cost.note(4, 0.01)
     assert cost.of(4) == pytest.approx(0.01, rel=0.02)
+    cost.note(1, 0.0005)
+    cost.note(256, 0.004)
+    assert (cost.of(1), cost.of(300)) == (0.0005, 0.004)
+    assert cost.of_many(512 + 1, 256) == pytest.approx(0.0085)

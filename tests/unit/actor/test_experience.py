@@ -2,7 +2,7 @@ import asyncio
 import math
 import tracemalloc
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -32,32 +32,27 @@ from tests.support.serving.server_parts import (
     column,
     parts_of,
     policy_of,
+    ready,
     reason_of,
     seen,
     specification,
     steps_seen,
 )
 
-# ---- What clients did becomes fragments that broker and learner take.
-
-
 TERMINATED, TRUNCATED, ABANDONED = pb.ENDING_TERMINATED, pb.ENDING_TRUNCATED, pb.ENDING_ABANDONED
+ADA, BOB, *OTHERS = (Identity(run="r", party=Party.CLIENT, name=name) for name in "abcde")
 
 
 def not_learned(reason: str) -> float:
-    """Steps counted so far."""
     (family,) = metrics.NOT_LEARNED_STEPS.collect()
     return next(s.value for s in family.samples if s.labels["reason"] == reason and s.name.endswith("_total"))
 
 
 async def begun(unroll: int = 4, **serving: Any) -> tuple[Stand, str]:
-    """A stand with version 1, and an episode."""
-    stand = Stand(specification(unroll=unroll), **serving)
-    await stand.publish(1)
+    stand = await ready(specification(unroll=unroll), **serving)
     return stand, stand.start()
 
 
-# ---------------------------------------------------------------- cuts
 async def test_an_episode_is_cut_after_unroll_steps() -> None:
     stand, episode = await begun()
     await stand.play(episode, 10)
@@ -125,7 +120,6 @@ async def test_a_slow_episode_takes_newer_weights_after_a_while() -> None:
     assert [fragment.header.newest_version for fragment in found] == [1, 2]
 
 
-# ---------------------------------------------------------------- ends
 @pytest.mark.parametrize("final", [None, seen(2)])
 async def test_a_terminated_episode_needs_no_final_observation(final: Any) -> None:
     stand, episode = await begun()
@@ -160,18 +154,6 @@ async def test_of_an_abandoned_episode_only_the_last_step_is_dropped(steps: int)
     assert stand.learning._buffered.used == 0
 
 
-async def test_who_is_not_heard_of_is_given_up() -> None:
-    stand, episode = await begun(episode_timeout_s=60.0)
-    await stand.play(episode, 3)
-    stand.now_s = 59.9
-    stand.handler.sweep()
-    assert len(stand.episodes) == 1
-    stand.now_s = 60.0
-    stand.handler.sweep()
-    assert len(stand.episodes) == 0
-    assert steps_seen(stand.fragments()) == [[0, 1, 2]]
-
-
 async def test_finished_episodes_are_reported() -> None:
     stand, first = await begun()
     second, third, fourth = stand.start(), stand.start(), stand.start()
@@ -185,19 +167,6 @@ async def test_finished_episodes_are_reported() -> None:
         Episode(slot_id=0, episode_id=1, episode_return=15.0, length=6, terminated=True, version=1),
         Episode(slot_id=1, episode_id=2, episode_return=1.0, length=3, terminated=False, version=1),
     ]
-
-
-# ---------------------------------------------------------------- rewards
-async def test_rewards_of_a_step_add_up_wherever_they_come_from() -> None:
-    stand, episode = await begun(unroll=8)
-    await stand.act(episode, seen(0))
-    assert await stand.reward(episode, (None, 1.0)) == 0
-    await stand.act(episode, seen(1), reward=0.5)
-    assert await stand.reward(episode, (0, 0.25), (1, 4.0), (0, -1.0)) == 0
-    ended = stand.end(episode, TERMINATED, reward=3.0)
-    (fragment,) = stand.fragments()
-    assert column(fragment, "reward") == [0.75, 7.0]
-    assert ended.total_return == 7.75
 
 
 async def test_a_late_reward_lands_in_its_step_within_the_window() -> None:
@@ -243,8 +212,7 @@ async def test_rewards_that_are_too_large_together_make_no_fragment_that_is_refu
 
 
 async def test_rewards_beyond_what_the_broker_takes_are_not_sent() -> None:
-    stand = Stand(replace(specification(), max_reward=100.0))
-    await stand.publish(1)
+    stand = await ready(replace(specification(), max_reward=100.0))
     for amount in (99.0, -101.0):
         episode = stand.start()
         await stand.act(episode, seen(0))
@@ -296,11 +264,9 @@ async def test_a_potential_that_gives_no_numbers_takes_steps_from_the_learner_an
 
 
 def not_a_number(observation: Mapping[str, Any]) -> Any:
-    """What no potential may be."""
     return np.full(len(observation["observation"]), np.nan)
 
 
-# ---------------------------------------------------------------- what is not on-policy
 @pytest.mark.parametrize(
     ("fields", "valid"),
     [
@@ -356,7 +322,6 @@ async def test_a_step_of_the_fallback_teaches_nothing_and_loses_nothing() -> Non
     assert [fragment.header.newest_version for fragment in found] == [1, 3]
 
 
-# ---------------------------------------------------------------- bounds
 async def test_the_memory_that_is_counted_is_the_memory_that_is_taken() -> None:
     stand, episode = await begun(unroll=10_000, max_fragment_age_s=1e9)
     await stand.play(episode, 100)
@@ -402,26 +367,13 @@ async def test_a_full_outbox_costs_experience_and_no_answer() -> None:
     assert steps_seen(stand.fragments()) == [[0, 1, 2, 3, 4], [4, 5, 6, 7, 8]]
 
 
-async def test_what_has_grown_stale_is_dropped_when_it_would_be_sent() -> None:
-    stand = Stand(specification(stale_after=3))
-    await stand.publish(5)
-    await stand.play(stand.start(), 5)
-    before = not_learned("stale")
-    assert len(stand.queue) == 1
-    assert stand.fragments(update=9) == []
-    assert not_learned("stale") == before + 4
-    await stand.play(stand.start(), 5)
-    assert len(stand.fragments(update=8)) == 1
-
-
 @pytest.mark.parametrize(
     ("fields", "learns", "reason"), [({"not_learned": True}, True, "unasked"), ({}, False, None)]
 )
 async def test_who_is_not_learned_from_leaves_nothing(
     fields: dict[str, Any], learns: bool, reason: str | None
 ) -> None:
-    stand = Stand(learns=learns)
-    await stand.publish(1)
+    stand = await ready(learns=learns)
     before = not_learned("unasked")
     episode = stand.start(**fields)
     await stand.play(episode, 6)
@@ -431,62 +383,31 @@ async def test_who_is_not_learned_from_leaves_nothing(
     assert not_learned("unasked") - before == (6 if reason else 0)
 
 
-# ---------------------------------------------------------------- as a rollout worker's
-@dataclass(frozen=True)
-class Played:
-    """An episode: rewards by step, how it ended, and how each reward was said."""
-
-    rewards: list[float]
-    truncated: bool
-    ways: list[str]
-
-
-@dataclass(frozen=True)
-class Transition:
-    """One step of experience."""
-
-    observed: tuple[float, ...]
-    action: int
-    log_prob: float
-    reward: float
-    terminated: bool
-    truncated: bool
-    run_follower: tuple[float, ...]
+QUARTERS: Final = st.integers(-400, 400).map(lambda n: n / 4)  # their sums are exact
+REWARDS: Final = st.tuples(QUARTERS, st.sampled_from(("with the next", "at once", "in two", "late")))
+EPISODES: Final = st.lists(
+    st.tuples(st.lists(REWARDS, min_size=1, max_size=12), st.booleans()), min_size=1, max_size=4
+)
+Played = tuple[list[tuple[float, str]], bool]
+"""An episode: its rewards by step and how each was said, and whether it was truncated."""
 
 
-WAYS: Final = ("with the next", "at once", "in two", "late")
-
-
-@st.composite
-def episodes(draw: st.DrawFn) -> Played:
-    """One to twelve steps; rewards in quarters, so that their sums are exact."""
-    length = draw(st.integers(1, 12))
-    quarters = st.integers(-400, 400).map(lambda n: n / 4)
-    return Played(
-        rewards=draw(st.lists(quarters, min_size=length, max_size=length)),
-        truncated=draw(st.booleans()),
-        ways=draw(st.lists(st.sampled_from(WAYS), min_size=length, max_size=length)),
-    )
-
-
-async def served(played: Sequence[Played], unroll: int) -> list[Transition]:
+async def served(played: Sequence[Played], unroll: int) -> list[tuple[Any, ...]]:
     """What is learned of episodes that clients play."""
     stand, _ = await begun(unroll, reward_window_s=1.0, max_fragment_age_s=1e6)
-    numbers = []
-    for number, one in enumerate(played):
+    for number, (rewards, truncated) in enumerate(played):
         episode = stand.start()
-        numbers.append(int(episode.split("-")[1]))
         told: dict[str, float] = {}
-        for step, (reward, way) in enumerate(zip(one.rewards, one.ways, strict=True)):
+        for step, (reward, way) in enumerate(rewards):
             await stand.act(episode, seen(step, number), seed=1000 * number + step, **told)
             told = {"reward": reward} if way == "with the next" else {}
             if way == "at once":
                 await stand.reward(episode, (None, reward))
             if way == "in two":
                 await stand.reward(episode, (step, reward - 1), (step, 1))
-        ending = TRUNCATED if one.truncated else TERMINATED
-        stand.end(episode, ending, final=seen(len(one.rewards), number), **told)
-        for step, (reward, way) in enumerate(zip(one.rewards, one.ways, strict=True)):
+        ending = TRUNCATED if truncated else TERMINATED
+        stand.end(episode, ending, final=seen(len(rewards), number), **told)
+        for step, (reward, way) in enumerate(rewards):
             if way == "late":
                 assert await stand.reward(episode, (step, reward)) == 0
     stand.now_s = 2.0
@@ -497,67 +418,50 @@ async def served(played: Sequence[Played], unroll: int) -> list[Transition]:
     return [step for fragment in found for step in transitions(fragment)]
 
 
-def rolled_out(played: Sequence[Played], unroll: int) -> list[Transition]:
+def rolled_out(played: Sequence[Played], unroll: int) -> list[tuple[Any, ...]]:
     """The same with a rollout worker's FragmentBuilder, one slot."""
     made = specification(unroll=unroll)
     policy = policy_of(made, 1)
     builder = FragmentBuilder(made.schema, unroll, 1)
     builder.start({"observation": seen(0, 0)[np.newaxis]})
     found: list[Fragment] = []
-
-    def cut() -> None:
-        fields = HeaderFields(run=RUN, session=1, sequence=len(found) + 1, weights=Publication(1, 1), round=0)
-        found.append(builder.cut(fields)[0])
-
-    for number, one in enumerate(played):
-        for step, reward in enumerate(one.rewards):
+    last = len(played) - 1, len(played[-1][0]) - 1
+    for number, (rewards, truncated) in enumerate(played):
+        for step, (reward, _) in enumerate(rewards):
             parameters = policy.step({"observation": seen(step, number)[np.newaxis]}).parameters
             acted = policy.choose(parameters, np.random.default_rng(1000 * number + step))
-            builder.record(acted.action, acted.log_prob, stepped(one, number, step, reward))
-            if builder.is_full:
-                cut()
-    if builder.length:
-        cut()
+            over, following = step + 1 == len(rewards), seen(step + 1, number)[np.newaxis]
+            stepped = Stepped(  # as an environment says that is reset at once
+                observation={"observation": seen(0, number + 1)[np.newaxis] if over else following},
+                reward=np.array([reward]),
+                terminated=np.array([over and not truncated]),
+                truncated=np.array([over and truncated]),
+                valid=None,
+                ended=Ended(np.array([0]), {"observation": following}) if over else None,
+            )
+            builder.record(acted.action, acted.log_prob, stepped)
+            if builder.is_full or (number, step) == last:
+                weights, sequence = Publication(1, 1), len(found) + 1
+                fields = HeaderFields(run=RUN, session=1, sequence=sequence, weights=weights, round=0)
+                found.append(builder.cut(fields)[0])
     return [step for fragment in found for step in transitions(fragment)]
 
 
-def stepped(one: Played, number: int, step: int, reward: float) -> Stepped:
-    """What an environment that is reset at once says."""
-    over = step + 1 == len(one.rewards)
-    run_follower = seen(step + 1, number)[np.newaxis]
-    ended = Ended(np.array([0]), {"observation": run_follower}) if over else None
-    return Stepped(
-        observation={"observation": seen(0, number + 1)[np.newaxis] if over else run_follower},
-        reward=np.array([reward]),
-        terminated=np.array([over and not one.truncated]),
-        truncated=np.array([over and one.truncated]),
-        valid=None,
-        ended=ended,
-    )
-
-
-def transitions(fragment: Fragment) -> list[Transition]:
-    """The steps of a fragment of one slot."""
+def transitions(fragment: Fragment) -> list[tuple[Any, ...]]:
+    """The steps of a fragment of one slot: what was observed, done, earned, how it ended, what came."""
     arrays: dict[str, Any] = fragment.arrays()
     finals = dict(zip(arrays["final/step"].tolist(), arrays["final/observation"].tolist(), strict=True))
     observed = column(fragment, "observation")
+    rows = [column(fragment, name) for name in ("action", "log_prob", "reward", "terminated", "truncated")]
     return [
-        Transition(
-            observed=tuple(observed[step]),
-            action=column(fragment, "action")[step],
-            log_prob=column(fragment, "log_prob")[step],
-            reward=column(fragment, "reward")[step],
-            terminated=column(fragment, "terminated")[step],
-            truncated=column(fragment, "truncated")[step],
-            run_follower=tuple(finals.get(step, observed[step + 1])),
-        )
+        (observed[step], *(row[step] for row in rows), finals.get(step, observed[step + 1]))
         for step in range(fragment.header.steps)
     ]
 
 
 @pytest.mark.promise("served-episodes-give-learner")
 @settings(max_examples=15)
-@given(played=st.lists(episodes(), min_size=1, max_size=4), unroll=st.integers(1, 7))
+@given(played=EPISODES, unroll=st.integers(1, 7))
 def test_served_episodes_teach_what_a_rollout_worker_would(played: list[Played], unroll: int) -> None:
     assert asyncio.run(served(played, unroll)) == rolled_out(played, unroll)
 
@@ -566,27 +470,14 @@ async def test_a_caller_that_fills_the_memory_leaves_room_for_others() -> None:
     each = STEP_BYTES + 2 * ARRAY_BYTES + 16 + 8  # observation and action
     stand, _ = await begun(unroll=100, max_buffered_bytes=10 * each)
     before = not_learned("full")
-    for name, learned in (("eve", 5), ("ada", 2)):
-        token = CALLER.set(Identity(run="run-a", party=Party.CLIENT, name=name))
-        await stand.play(stand.start(), learned)
-        assert not_learned("full") == before
+    for caller, steps, lost in ((BOB, 5, 0), (ADA, 2, 0), (BOB, 1, 1)):
+        token = CALLER.set(caller)
+        await stand.play(stand.start(), steps)
+        assert not_learned("full") == before + lost
         CALLER.reset(token)
-    token = CALLER.set(Identity(run="run-a", party=Party.CLIENT, name="eve"))
-    await stand.play(stand.start(), 1)
-    assert not_learned("full") == before + 1
-    CALLER.reset(token)
-
-
-# ---- One caller leaves room for others, whatever it does.
-
-
-def caller(name: str) -> Identity:
-    """A client with a certificate."""
-    return Identity(run="r", party=Party.CLIENT, name=name)
 
 
 def fill(shares: CallerShares, owner: Identity | None) -> int:
-    """How much more this caller may hold, one by one."""
     count = 0
     while shares.fits(owner, 1):
         shares.add(owner, 1)
@@ -596,13 +487,13 @@ def fill(shares: CallerShares, owner: Identity | None) -> int:
 
 def test_who_comes_later_finds_room() -> None:
     shares = CallerShares(1000)
-    assert [fill(shares, caller(name)) for name in ("a", "b", "c", "d")] == [500, 250, 125, 63]
+    assert [fill(shares, one) for one in (ADA, BOB, *OTHERS[:2])] == [500, 250, 125, 63]
     assert shares.used == 938
-    assert "this caller has 500" in shares.why_not(caller("a"), "serving.max_episodes")
-    assert "of 1000 (serving.max_episodes)" in shares.why_not(caller("a"), "serving.max_episodes")
-    shares.add(caller("a"), -500)
-    assert fill(shares, caller("d")) > 0
-    assert fill(shares, caller("e")) > 0
+    assert "this caller has 500" in shares.why_not(ADA, "serving.max_episodes")
+    assert "of 1000 (serving.max_episodes)" in shares.why_not(ADA, "serving.max_episodes")
+    shares.add(ADA, -500)
+    assert all(fill(shares, one) > 0 for one in OTHERS[1:])
+    assert fill(CallerShares(1), ADA) == 1
 
 
 def test_without_identities_there_is_one_caller_who_may_hold_the_whole() -> None:
@@ -612,24 +503,13 @@ def test_without_identities_there_is_one_caller_who_may_hold_the_whole() -> None
     assert not shares.fits(None, 1)
 
 
-def test_a_caller_finds_room_in_the_smallest() -> None:
-    assert fill(CallerShares(1), caller("a")) == 1
-
-
 def test_who_holds_nothing_is_forgotten() -> None:
     shares = CallerShares(10)
-    for number in range(100):
-        shares.add(caller(f"c-{number}"), 1)
-        shares.add(caller(f"c-{number}"), -1)
+    for one in OTHERS:
+        shares.add(one, 1)
+        shares.add(one, -1)
     assert shares.used == 0
     assert not shares._held
-
-
-# ---- An episode's id proves that it was given, and to whom; nothing else is taken for one.
-
-
-ADA = Identity(run="r", party=Party.CLIENT, name="ada")
-BOB = Identity(run="r", party=Party.CLIENT, name="bob")
 
 
 def reason(ids: EpisodeIds, episode_id: str, owner: Identity | None) -> Reason | None:
@@ -652,10 +532,6 @@ def test_an_id_holds_for_the_identity_that_it_was_given_to_alone() -> None:
             assert [reason(ids, given, other) for other in (ADA, BOB, None)] == [
                 None if other == owner else Reason.EPISODE_UNKNOWN for other in (ADA, BOB, None)
             ]
-
-
-def test_an_id_of_another_server_is_elsewhere() -> None:
-    assert reason(EpisodeIds(), EpisodeIds().give(1, ADA), ADA) is Reason.EPISODE_ELSEWHERE
 
 
 @pytest.mark.promise("id-episode-proves-given")
@@ -682,16 +558,11 @@ def test_an_id_that_was_changed_is_unknown(changed: str) -> None:
     assert reason(ids, changed.format(**words), ADA) is Reason.EPISODE_UNKNOWN
 
 
-# ---- A flush cuts an open segment where everything is known, and nothing of it is lost or doubled.
-
-
 def row(number: int) -> dict[str, np.ndarray]:
-    """An observation that names its step."""
     return {"observation": np.full((1, 2), number, np.float32)}
 
 
 def segments_stepped(builder: SegmentBuilder, number: int) -> Segment | None:
-    """One step whose numbers all name it."""
     done = builder.step(row(number), {"action": np.full((1,), number)}, -float(number), (1, 0), 0.0, {})
     assert builder.open is not None
     builder.open.add_reward(number, float(number))

@@ -5,11 +5,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent import futures
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import grpc
 import numpy as np
@@ -29,8 +30,6 @@ from penstock.runtime.exit import Fatal
 from penstock.v1 import experience_pb2, experience_pb2_grpc, weights_pb2, weights_pb2_grpc
 from tests.support.run import small_run
 from tests.support.run.small_run import RUN, SLOTS, STEPS, fragment
-
-# ---- The actor's record of acknowledgements: a line per fragment, whole whatever crashed before.
 
 
 def test_a_line_says_what_was_acknowledged(tmp_path: Path) -> None:
@@ -77,69 +76,53 @@ def test_a_folder_that_cannot_be_made_is_a_mistake_of_the_configuration(tmp_path
         AckJournal(tmp_path / "file", RUN, "actor-0")
 
 
-def test_a_disk_that_takes_no_more_ends_the_actor(tmp_path: Path) -> None:
-    journal = AckJournal(tmp_path, RUN, "actor-0")
-    full = Path("/dev/full").open("ab", buffering=0)  # noqa: SIM115 - handed over
-    journal._file = full
-    with pytest.raises(Fatal, match="No space left"):
-        journal.record([fragment(1)])
-
-
-# ---- What the link repeats and what it gives up on.
-
-
 MEGABIT = 125_000
 HEARD_S = 0.5
 """How long a connection is heard of after a watch began on it: less than half the deadline of the watch."""
 
 
-@pytest.fixture
-def address() -> Iterator[str]:
-    """A server that knows no method."""
-    server = grpc.server(futures.ThreadPoolExecutor(1))
-    port = server.add_insecure_port("127.0.0.1:0")
+@contextmanager
+def broker_client(
+    servicer: Any = None, on_answer: Callable[[], None] = lambda: None
+) -> Iterator[BrokerClient]:
+    """Of a server that knows the methods of `servicer` alone."""
+    server: Any = grpc.server(futures.ThreadPoolExecutor(4), options=CHANNEL_OPTIONS)
+    if servicer is not None:
+        experience_pb2_grpc.add_ExperienceServiceServicer_to_server(servicer, server)
+        weights_pb2_grpc.add_WeightServiceServicer_to_server(servicer, server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
-    yield f"127.0.0.1:{port}"
+    client = BrokerClient(address, Credentials(), on_answer)
+    yield client
+    client.close()
     server.stop(0)
 
 
 class Clock(experience_pb2_grpc.ExperienceServiceServicer, weights_pb2_grpc.WeightServiceServicer):
-    """Notes how much time each call was given, in seconds."""
-
     def __init__(self) -> None:
         self.given_s: dict[str, float] = {}
 
     def Append(  # noqa: N802 - the name of the RPC
         self, request: experience_pb2.AppendRequest, context: grpc.ServicerContext
     ) -> experience_pb2.AppendReply:
-        """Takes nothing."""
         self.given_s[f"append {len(request.fragments)}"] = context.time_remaining() or 0.0
         return experience_pb2.AppendReply()
 
     def GetWeights(  # noqa: N802 - the name of the RPC
         self, request: weights_pb2.GetWeightsRequest, context: grpc.ServicerContext
     ) -> weights_pb2.GetWeightsReply:
-        """No bytes."""
         self.given_s["weights"] = context.time_remaining() or 0.0
         return weights_pb2.GetWeightsReply()
 
 
 def test_a_deadline_leaves_time_for_the_bytes_of_a_thin_line() -> None:
     clock = Clock()  # type: ignore[abstract]  # the other calls are not made
-    stop = threading.Event()
-    server = grpc.server(futures.ThreadPoolExecutor(1), options=CHANNEL_OPTIONS)
-    experience_pb2_grpc.add_ExperienceServiceServicer_to_server(clock, server)
-    weights_pb2_grpc.add_WeightServiceServicer_to_server(clock, server)
-    answers: list[str] = []
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    broker_client = BrokerClient(address, Credentials(), lambda: answers.append("answer"))
-    server.start()
+    stop, answers = threading.Event(), list[str]()
     large = replace(small_run.fragment(1), payload=b"\0" * (2 * MIB))
-    broker_client.append(1, 0, [], stop)
-    broker_client.append(1, 0, [large] * 3, stop)
-    broker_client.weights(1, 1, 0, stop)
-    broker_client.close()
-    server.stop(0)
+    with broker_client(clock, lambda: answers.append("answer")) as client:
+        client.append(1, 0, [], stop)
+        client.append(1, 0, [large] * 3, stop)
+        client.weights(1, 1, 0, stop)
     assert len(answers) == 3
     # On its way gRPC rounds a deadline up, to three digits.
     assert clock.given_s["append 0"] <= APPEND_DEADLINE_S * 1.02
@@ -157,7 +140,6 @@ class Silent(experience_pb2_grpc.ExperienceServiceServicer, weights_pb2_grpc.Wei
     def WatchLatest(  # noqa: N802 - the name of the RPC
         self, request: weights_pb2.WatchLatestRequest, context: grpc.ServicerContext
     ) -> weights_pb2.WatchLatestReply:
-        """The second one is answered."""
         self.callers.append(context.peer())
         self.watched.set()
         if len(self.callers) == 1:
@@ -176,40 +158,29 @@ def test_what_was_heard_as_a_watch_began_does_not_keep_a_dead_connection(
 ) -> None:
     monkeypatch.setattr("penstock.actor.link.broker_client.WATCH_GRACE_S", 4 * HEARD_S)
     silent, stop = Silent(), threading.Event()  # type: ignore[abstract]  # the other calls are not made
-    server = grpc.server(futures.ThreadPoolExecutor(4), options=CHANNEL_OPTIONS)
-    experience_pb2_grpc.add_ExperienceServiceServicer_to_server(silent, server)
-    weights_pb2_grpc.add_WeightServiceServicer_to_server(silent, server)
-    broker_client = BrokerClient(f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}", Credentials())
-    server.start()
-    watcher = threading.Thread(target=lambda: broker_client.watch(Watch(session=1), stop))
-    watcher.start()
-    assert silent.watched.wait(20)
-    began, reported = time.monotonic(), 0
-    while time.monotonic() - began < HEARD_S:
-        reported += 1
-        broker_client.report(Report(session=1, sequence=reported, episodes=()), stop)
-    watcher.join(20)
-    silent.over.set()
-    broker_client.close()
-    server.stop(0)
+    with broker_client(silent) as client:
+        watcher = threading.Thread(target=lambda: client.watch(Watch(session=1), stop))
+        watcher.start()
+        assert silent.watched.wait(20)
+        began, reported = time.monotonic(), 0
+        while time.monotonic() - began < HEARD_S:
+            reported += 1
+            client.report(Report(session=1, sequence=reported, episodes=()), stop)
+        watcher.join(20)
+        silent.over.set()
     first, second = silent.callers
     assert first != second
 
 
-def test_a_fragment_above_the_message_limit_is_fatal_and_never_sent_again(address: str) -> None:
-    broker_client, stop = BrokerClient(address, Credentials()), threading.Event()
+def test_a_fragment_above_the_message_limit_is_fatal_and_never_sent_again() -> None:
+    stop = threading.Event()
     big = replace(small_run.fragment(1), payload=b"\0" * (MAX_MESSAGE_BYTES + 1))
     give_up = threading.Timer(20, stop.set)
     give_up.start()
-    try:
-        with pytest.raises(Fatal, match=rf"limit of {MAX_MESSAGE_BYTES} bytes .*larger than max \(83\d+"):
-            broker_client.append(1, 0, [big], stop)
-    finally:
-        give_up.cancel()
-        broker_client.close()
-
-
-# ---- A file of lines: whole ones whatever crashed before, and an error where the disk takes no more.
+    told = rf"limit of {MAX_MESSAGE_BYTES} bytes .*larger than max \(83\d+"
+    with broker_client() as client, pytest.raises(Fatal, match=told):
+        client.append(1, 0, [big], stop)
+    give_up.cancel()
 
 
 _WRITER: Final = """
@@ -222,25 +193,9 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_line_behind_a_torn_one_is_whole(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "lines.jsonl"
-    JournalFile(path).write([{"a": 1}, {"a": 2}])
-    path.write_bytes(path.read_bytes()[:-3])
-    again = JournalFile(path)
-    again.write([{"a": 3}])
-    again.close()
-    assert path.read_text().splitlines() == ['{"a":1}', '{"a":', '{"a":3}']
-
-
 def test_a_disk_that_takes_no_more_is_told_with_the_file() -> None:
     with pytest.raises(Fatal, match="/dev/full: No space left on device"):
         JournalFile(Path("/dev/full")).write([{"a": 1}])
-
-
-def test_file_a_folder_that_cannot_be_made_is_a_mistake_of_the_configuration(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigurationError, match="actor.ack_journal="):
-        JournalFile(tmp_path / "file" / "lines.jsonl")
 
 
 def test_a_line_outlives_kill_9_of_its_writer(tmp_path: Path) -> None:
@@ -250,25 +205,16 @@ def test_a_line_outlives_kill_9_of_its_writer(tmp_path: Path) -> None:
     assert path.read_bytes() == b'{"a":1}\n'
 
 
-# ---- When an actor gives up: three bad sessions in a row, and at once when fenced.
-
-
 INVALID = Refusal(reason=Reason.INVALID, detail="reward: holds NaN")
 
 
 def test_the_third_bad_session_in_a_row_is_fatal_and_names_the_cause() -> None:
+    assert count_strikes(2, INVALID, acknowledged=True) == 1
     strikes = count_strikes(0, INVALID, acknowledged=False)
     strikes = count_strikes(strikes, Refusal(reason=Reason.GAP), acknowledged=False)
+    assert count_strikes(strikes, Refusal(reason=Reason.EXPIRED), acknowledged=False) == strikes == 2
     with pytest.raises(Fatal, match="3 sessions.*holds NaN"):
         count_strikes(strikes, INVALID, acknowledged=False)
-
-
-def test_an_acknowledgement_between_starts_the_count_again() -> None:
-    assert count_strikes(2, INVALID, acknowledged=True) == 1
-
-
-def test_an_expired_session_does_not_count() -> None:
-    assert count_strikes(2, Refusal(reason=Reason.EXPIRED), acknowledged=False) == 2
 
 
 def test_being_fenced_is_fatal_at_once() -> None:

@@ -1,6 +1,6 @@
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,7 @@ from tests.support.serving.server_parts import (
     column,
     parts_of,
     policy_of,
+    ready,
     reason_of,
     seen,
     specification,
@@ -37,22 +38,11 @@ from tests.support.serving.server_parts import (
 )
 from tests.unit.actor.test_batcher import Held
 
-# ---- Each call of an episode counts once, in its order, however often it is sent.
-
-
 TERMINATED, TRUNCATED, ABANDONED = pb.ENDING_TERMINATED, pb.ENDING_TRUNCATED, pb.ENDING_ABANDONED
-
-
-async def ready(**serving: Any) -> Stand:
-    """A stand with version 1."""
-    stand = Stand(**serving)
-    await stand.publish(1)
-    return stand
 
 
 @contextmanager
 def refused(reason: Reason, match: str) -> Iterator[None]:
-    """For that reason, in these words."""
     with pytest.raises(Refused, match=match) as error:
         yield
     assert error.value.refusal.reason is reason
@@ -60,13 +50,11 @@ def refused(reason: Reason, match: str) -> Iterator[None]:
 
 @contextmanager
 def called_by(name: str) -> Iterator[None]:
-    """A client that proved who it is."""
     token = CALLER.set(Identity(run="run-a", party=Party.CLIENT, name=name))
     yield
     CALLER.reset(token)
 
 
-# ---------------------------------------------------------------- the same call again
 async def test_a_start_that_is_repeated_is_the_same_episode() -> None:
     stand = await ready()
     first = stand.start("ada", request_id="a")
@@ -97,14 +85,20 @@ async def test_an_act_that_is_repeated_gets_its_reply_and_is_no_step() -> None:
     assert (await stand.act(episode, seen(1), step=1)).step == 1
 
 
-async def test_an_act_that_is_repeated_while_the_first_is_computed_waits_for_it() -> None:
-    stand = await ready()
+async def held_pass(stand: Stand) -> tuple[str, pb.ActRequest, "asyncio.Task[bytes]", Held]:
+    """An episode whose first step is computed until `go` is set."""
     episode, held = stand.start(), Held()
     stand.loaded_versions.latest = held.loaded
     stand.batcher._work.note(1, 1.0)
     request = stand.asking(seen(0), episode_id=episode, want_value=True)
-    first = asyncio.create_task(stand.reply(request, 1e9))
+    caller = asyncio.create_task(stand.reply(request, 1e9))
     await asyncio.to_thread(held.begun.wait, 60)
+    return episode, request, caller, held
+
+
+async def test_an_act_that_is_repeated_while_the_first_is_computed_waits_for_it() -> None:
+    stand = await ready()
+    episode, request, first, held = await held_pass(stand)
     second = asyncio.create_task(stand.reply(request, 1e9))
     with refused(Reason.INVALID, "under way"):
         await stand.act(episode, seen(1))
@@ -117,12 +111,7 @@ async def test_an_act_that_is_repeated_while_the_first_is_computed_waits_for_it(
 
 async def test_who_hangs_up_finds_the_reply_that_it_lost() -> None:
     stand = await ready()
-    episode, held = stand.start(), Held()
-    stand.loaded_versions.latest = held.loaded
-    stand.batcher._work.note(1, 1.0)
-    request = stand.asking(seen(0), episode_id=episode, want_value=True)
-    caller = asyncio.create_task(stand.reply(request, 1e9))
-    await asyncio.to_thread(held.begun.wait, 60)
+    episode, request, caller, held = await held_pass(stand)
     caller.cancel()
     with pytest.raises(asyncio.CancelledError):
         await caller
@@ -176,7 +165,6 @@ async def test_an_end_that_is_repeated_gets_its_reply() -> None:
     assert len(stand.queue.episodes) == 1
 
 
-# ---------------------------------------------------------------- what is refused
 async def test_a_step_out_of_turn_is_refused() -> None:
     stand = await ready()
     episode = stand.start()
@@ -217,7 +205,7 @@ async def test_what_an_episode_cannot_do_is_refused(fields: dict[str, Any], matc
     assert len(found.last_request) <= MAX_REQUEST_ID
 
 
-@pytest.mark.parametrize("amount", [float("nan"), float("inf"), 1e39])
+@pytest.mark.parametrize("amount", [float("nan"), 1e39])
 async def test_a_reward_that_is_no_number_is_refused(amount: float) -> None:
     stand = await ready()
     episode = stand.start()
@@ -307,48 +295,40 @@ async def test_somebody_elses_episode_is_unknown() -> None:
     with called_by("ada"):
         episode = stand.start()
         await stand.act(episode, seen(0))
-    for who in ("eve", None):
-        if who is not None:
-            with called_by(who):
-                await check_foreign(stand, episode)
-        else:
-            await check_foreign(stand, episode)
+    for caller in (called_by("eve"), nullcontext()):
+        with caller:
+            for call in (stand.act(episode, seen(1)), stand.reward(episode, (0, 1.0))):
+                with refused(Reason.EPISODE_UNKNOWN, "another client's"):
+                    await call
+            with refused(Reason.EPISODE_UNKNOWN, "another client's"):
+                stand.end(episode, TERMINATED)
     with called_by("ada"):
         assert stand.end(episode, TERMINATED, request_id="e").length == 1
     with refused(Reason.EPISODE_UNKNOWN, "another client's"):
         stand.end(episode, TERMINATED, request_id="e")
 
 
-async def check_foreign(stand: Stand, episode: str) -> None:
-    """Every call is refused."""
-    for call in (stand.act(episode, seen(1)), stand.reward(episode, (0, 1.0))):
-        with refused(Reason.EPISODE_UNKNOWN, "another client's"):
-            await call
-    with refused(Reason.EPISODE_UNKNOWN, "another client's"):
-        stand.end(episode, TERMINATED)
-
-
-async def test_an_episode_that_was_given_up_is_unknown() -> None:
+async def test_an_episode_that_was_given_up_is_unknown_and_learned_from() -> None:
     stand = await ready(episode_timeout_s=60.0)
     kept, left = stand.start(), stand.start()
-    stand.now_s = 59.0
+    await stand.play(left, 3)
+    stand.now_s = 59.9
     await stand.act(kept, seen(0))
-    stand.now_s = 61.0
+    stand.handler.sweep()
+    assert len(stand.episodes) == 2
+    stand.now_s = 60.0
     stand.handler.sweep()
     assert [episode.id for episode in stand.episodes] == [kept]
     with refused(Reason.EPISODE_UNKNOWN, "given up"):
         await stand.act(left, seen(0))
     with refused(Reason.EPISODE_UNKNOWN, "given up"):
         stand.end(left, TERMINATED)
+    assert steps_seen(stand.fragments()) == [[0, 1, 2]]
 
 
 async def test_an_episode_is_not_given_up_while_its_answer_is_computed() -> None:
     stand = await ready(episode_timeout_s=1.0)
-    episode, held = stand.start(), Held()
-    stand.loaded_versions.latest = held.loaded
-    stand.batcher._work.note(1, 1.0)
-    caller = asyncio.create_task(stand.act(episode, seen(0), want_value=True))
-    await asyncio.to_thread(held.begun.wait, 60)
+    _, _, caller, held = await held_pass(stand)
     stand.now_s = 100.0
     stand.handler.sweep()
     assert len(stand.episodes) == 1
@@ -356,7 +336,6 @@ async def test_an_episode_is_not_given_up_while_its_answer_is_computed() -> None
     await caller
 
 
-# ---------------------------------------------------------------- bounds
 async def test_ten_thousand_abandoned_episodes_leave_a_bounded_memory() -> None:
     stand = await ready(episode_timeout_s=1.0)
     for round_ in range(100):
@@ -439,9 +418,7 @@ async def test_lanes_of_open_episodes_differ() -> None:
         assert len(set(lanes)) == len(lanes)
 
 
-# ---------------------------------------------------------------- who answers
 def arms(*, pinned: tuple[int, ...], **fields: Any) -> Arms:
-    """As the registry has them."""
     traffic = Traffic(policy="default", **{name: fields.pop(name) for name in ("pins",) if name in fields})
     return Arms(**({"traffic": traffic, "active": None, "canary": None} | fields), pinned=frozenset(pinned))
 
@@ -473,8 +450,7 @@ async def test_only_who_follows_the_learner_is_learned_from() -> None:
 async def test_a_fixed_fallback_on_the_bounds_answers_an_episode_too(value: float) -> None:
     force = Box(np.full(2, -1, np.float32), np.full(2, 1, np.float32))
     made = specification(action=force, continuous="squashed")
-    stand = Stand(made, fallback="fixed", fallback_action=[value, value])
-    await stand.publish(1)
+    stand = await ready(made, fallback="fixed", fallback_action=[value, value])
     episode = stand.start()
     await stand.publish(2, policy=broken(policy_of(made, 2)))
     reply = await stand.act(episode, seen(0))
@@ -490,8 +466,7 @@ async def test_a_fixed_fallback_on_the_bounds_answers_an_episode_too(value: floa
 
 async def test_an_action_beyond_the_bounds_is_none_that_a_squashed_policy_could_have_taken() -> None:
     force = Box(np.full(2, -1, np.float32), np.full(2, 1, np.float32))
-    stand = Stand(specification(action=force, continuous="squashed"))
-    await stand.publish(1)
+    stand = await ready(specification(action=force, continuous="squashed"))
     episode = stand.start()
     taken = parts_of(force, np.array([1.0, 0.0], np.float32))
     with refused(Reason.INVALID, "taken_action: .*inside its bounds"):
@@ -499,7 +474,6 @@ async def test_an_action_beyond_the_bounds_is_none_that_a_squashed_policy_could_
     assert (await stand.act(episode, seen(0))).step == 0
 
 
-# ---------------------------------------------------------------- actions of an earlier version
 def _taken(stand: Stand, action: int = 1) -> list[pb.Part]:
     return parts_of(stand.specification.action_space, np.int64(action))
 
@@ -533,9 +507,6 @@ async def test_a_version_that_drew_nothing_here_is_refused(
     assert (await stand.act(episode, seen(0), **action)).step == 0
 
 
-# ---- Policies with state and masked steps at the server.
-
-
 POLICIES: dict[str, dict[str, Any]] = {
     "lstm": {"recurrent": "lstm", "recurrent_size": 5},
     "gru behind a stack": {"recurrent": "gru", "recurrent_size": 5, "shared_trunk": True, "frame_stack": 3},
@@ -545,7 +516,6 @@ POLICIES: dict[str, dict[str, Any]] = {
 
 
 def made(section: dict[str, Any], *, masked: bool = False, unroll: int = 4) -> RunSpecification:
-    """A run of such a policy."""
     plain = specification(unroll=unroll, **section)
     spaces = (plain.observation_space, plain.action_space)
     masks = mask_rules(spaces[1]) if masked else ()
@@ -554,15 +524,7 @@ def made(section: dict[str, Any], *, masked: bool = False, unroll: int = 4) -> R
     return RunSpecification(**{name: getattr(plain, name) for name in plain.__slots__} | {"schema": schema})
 
 
-async def stand_of(section: dict[str, Any], **options: Any) -> Stand:
-    """A stand with version 1."""
-    stand = Stand(made(section, **options))
-    await stand.publish(1)
-    return stand
-
-
 def log_probs(policy: Policy, batch: Batch) -> torch.Tensor:
-    """The learner's of what was done, [T, B]."""
     with torch.no_grad():
         parameters = policy.outputs(see(policy, batch).inputs).parameters[: batch.valid.numel()]
         found = policy.joint_log_prob(parameters, {"action": batch.action["action"].flatten()})
@@ -570,13 +532,12 @@ def log_probs(policy: Policy, batch: Batch) -> torch.Tensor:
 
 
 def mask_parts(stand: Stand, allowed: list[bool]) -> list[pb.Part]:
-    """A mask as a client sends it."""
     return parts_of(stand.specification.action_space, np.array(allowed))
 
 
 @pytest.mark.parametrize("section", POLICIES.values(), ids=POLICIES)
 async def test_the_learner_computes_what_an_episode_was_answered_with(section: dict[str, Any]) -> None:
-    stand = await stand_of(section, masked=True)
+    stand = await ready(made(section, masked=True))
     episodes = [stand.start("ada"), stand.start("bob")]
     for step in range(10):
         for number, episode in enumerate(episodes):
@@ -595,7 +556,7 @@ async def test_the_learner_computes_what_an_episode_was_answered_with(section: d
 
 
 async def test_a_step_under_a_mask_is_learned_from_where_the_run_has_masks() -> None:
-    stand = await stand_of({}, masked=True)
+    stand = await ready(made({}, masked=True))
     episode = stand.start()
     taken = parts_of(stand.specification.action_space, np.int64(1))
     with pytest.raises(Refused) as error:
@@ -615,7 +576,7 @@ async def test_a_step_under_a_mask_is_learned_from_where_the_run_has_masks() -> 
 
 @pytest.mark.parametrize("section", [POLICIES["lstm"], POLICIES["stack"]], ids=["lstm", "stack"])
 async def test_a_client_that_keeps_the_state_gets_the_answers_of_an_episode(section: dict[str, Any]) -> None:
-    stand = await stand_of(section)
+    stand = await ready(made(section))
     episode, state = stand.start(), list[pb.Part]()
     wishes = {"deterministic": True, "want_value": True}
     for step in range(6):
@@ -631,7 +592,7 @@ async def test_a_client_that_keeps_the_state_gets_the_answers_of_an_episode(sect
 
 
 async def test_state_of_a_batch_has_its_rows() -> None:
-    stand = await stand_of(POLICIES["lstm"])
+    stand = await ready(made(POLICIES["lstm"]))
     rows = [pb.Part(value=to_tensor(np.zeros((3, 4), np.float32)))]
     reply, _ = await stand.answer(pb.ActRequest(observation=rows, batch=3), FAR)
     shapes = {part.path: tuple(part.value.shape) for part in reply.state}
@@ -650,7 +611,7 @@ async def test_state_of_a_batch_has_its_rows() -> None:
 async def test_state_that_is_not_the_policys_is_refused(
     parts: dict[str, Any], with_episode: bool, said: str
 ) -> None:
-    stand = await stand_of(POLICIES["lstm"])
+    stand = await ready(made(POLICIES["lstm"]))
     names = ["actor/h"] if "has" in said else ["actor/h", "actor/c", "critic/h", "critic/c"]
     whole = dict.fromkeys(names, parts["actor/h"])
     fields = {"episode_id": stand.start()} if with_episode else {}

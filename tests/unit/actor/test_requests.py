@@ -13,13 +13,11 @@ from torch import nn
 from penstock.actor.serving.batcher import Answered, NotFinite
 from penstock.actor.serving.policy_service import MAX_IN_FLIGHT, ActStream
 from penstock.actor.serving.request_handler import EVERY_S, OnReply, RequestErrors, rewards_of
-from penstock.actor.serving.requests import MAX_REWARDS, Layout
+from penstock.actor.serving.requests import Layout
 from penstock.protocol.limits import MAX_NUMBER
 from penstock.protocol.refusal import Reason, Refusal, Refused
 from penstock.protocol.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space, Tuple, flatten
 from penstock.protocol.tensor import to_tensor
-from penstock.registry.records import Traffic
-from penstock.registry.routing import Arms
 from penstock.runtime import metrics
 from penstock.v1 import policy_pb2 as pb
 from penstock.v1.tensor_pb2 import Tensor
@@ -27,18 +25,15 @@ from tests.support.serving.server_parts import (
     FAR,
     OBSERVATION,
     Stand,
-    broken,
     loaded_of,
     parts_of,
     policy_of,
     question_of,
+    ready,
     rows_of,
     seen,
     specification,
 )
-
-# ---- What a client sends is read leaf by leaf, or refused with the leaf, what came and what is wanted.
-
 
 EVERY: Final = Dict((
     ("real", Box(np.full(2, -1, np.float32), np.full(2, 1, np.float32))),
@@ -74,7 +69,6 @@ def _tensor(value: Any, rows: int) -> Tensor:
 
 
 def refused(parts: list[pb.Part], batch: int = 0) -> str:
-    """Why."""
     with pytest.raises(Refused) as error:
         LAYOUT.read("observation", parts, batch)
     assert error.value.refusal.reason is Reason.INVALID
@@ -98,7 +92,7 @@ def test_every_kind_of_leaf_is_read_and_written_back(batch: int) -> None:
         ("real", np.zeros(3, np.float32), "observation/real: float32(3,) came, float32(2,) is wanted"),
         ("real", np.zeros((1, 2), np.float32), "float32(1, 2) came, float32(2,) is wanted"),
         ("real", np.array([0, np.nan], np.float32), "observation/real: holds NaN or infinity"),
-        ("real", np.array([-np.inf, 0], np.float32), "observation/real: holds NaN or infinity"),
+        ("real", np.array([-np.inf, np.inf], np.float32), "observation/real: holds NaN or infinity"),
         (
             "real",
             np.array([0, -1001], np.float32),
@@ -135,9 +129,8 @@ def test_every_part_must_be_there_once() -> None:
     assert len(refused(parts)) < 300
 
 
-@pytest.mark.parametrize("batch", [2, 4])
-def test_rows_must_be_as_many_as_the_batch_says(batch: int) -> None:
-    assert f"float32(3, 2) came, float32({batch}, 2) is wanted" in refused(sent(3), batch)
+def test_rows_must_be_as_many_as_the_batch_says() -> None:
+    assert "float32(3, 2) came, float32(2, 2) is wanted" in refused(sent(3), 2)
 
 
 def test_one_bad_row_of_a_batch_is_enough() -> None:
@@ -146,7 +139,6 @@ def test_one_bad_row_of_a_batch_is_enough() -> None:
     assert "observation/one: holds 7" in refused(parts, 3)
 
 
-# ---------------------------------------------------------------- masks
 ACTIONS: Final = Layout(
     "action",
     Dict((("move", Discrete(3, start=5)), ("force", MultiDiscrete((2, 2))), ("hold", MultiBinary(2)))),
@@ -154,7 +146,6 @@ ACTIONS: Final = Layout(
 
 
 def mask(path: str = "move", value: Any = (True, False, True)) -> list[pb.Part]:
-    """One mask."""
     return [pb.Part(path=path, value=to_tensor(np.asarray(value)))]
 
 
@@ -203,9 +194,6 @@ def test_a_space_without_choices_takes_no_mask() -> None:
         Layout("action", MultiBinary(2)).read_masks(mask(""), 0)
 
 
-# ---- A reply put together from pieces is, byte for byte, what protobuf writes of its message.
-
-
 REPLIES_ACTIONS: Final[dict[str, Space]] = {
     "choice": Discrete(3, start=-1),
     "choices": MultiDiscrete((2, 3)),
@@ -230,23 +218,10 @@ async def test_every_kind_of_action_is_written_as_protobuf_does(action: str, bat
         assert written == expected.SerializeToString()
 
 
-@pytest.mark.parametrize("wish", ["want_value", "want_distribution"])
-async def test_a_reply_that_says_more_is_written_whole(wish: str) -> None:
-    stand = Stand()
-    await stand.publish(1)
-    request = stand.asking(rows_of(1)["observation"][0], **{wish: True})
-    reply, _ = await stand.answer(request, FAR)
-    assert reply.value if wish == "want_value" else reply.distribution
-
-
-# ---- What could not be answered is in the log under its request's id, and does not fill it.
-
-
 OVERLOADED = Refused(Refusal(reason=Reason.OVERLOADED, detail="70 observations wait", retry_after_ms=9))
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
-    """The fields of what was logged."""
     return [record.__dict__ for record in caplog.records]
 
 
@@ -292,9 +267,6 @@ def test_a_text_of_the_callers_is_in_the_reply_and_not_in_the_log(caplog: pytest
     assert line["detail"] == "a word is none"
 
 
-# ---- Rewards of an episode that is forgotten have the bounds of any other's.
-
-
 def test_a_step_that_no_episode_can_have_is_refused() -> None:
     last = pb.RewardRequest(rewards=[pb.StepReward(step=MAX_NUMBER, amount=1.0)])
     assert rewards_of(None, last) == [(MAX_NUMBER, 1.0)]
@@ -304,22 +276,9 @@ def test_a_step_that_no_episode_can_have_is_refused() -> None:
             rewards_of(None, request)
 
 
-def test_no_call_holds_more_rewards_than_the_limit() -> None:
-    for count in (0, MAX_REWARDS + 1):
-        request = pb.RewardRequest(rewards=[pb.StepReward(step=0, amount=1.0)] * count)
-        with pytest.raises(Refused, match=f"rewards: {count} in one call"):
-            rewards_of(None, request)
-
-
-# ---- Act and ActStream are two ways into the same: answers, refusals, fallbacks and counts are alike.
-
-
 REAL: Final = Box(np.full((2, 2), -1, np.float32), np.full((2, 2), 1, np.float32))
 SPACES: Final[dict[str, Space]] = {
     "one": OBSERVATION,
-    "double": Box(np.array(-1.0), np.array(1.0)),
-    "many numbers": Box(np.full(40, -1, np.float32), np.full(40, 1, np.float32)),
-    "bytes": Box(np.zeros(3, np.uint8), np.full(3, 255, np.uint8)),
     "nested": Dict((("seen", REAL), ("felt", OBSERVATION))),
 }
 IN_ACTIONS: Final[dict[str, Space]] = {
@@ -329,29 +288,43 @@ IN_ACTIONS: Final[dict[str, Space]] = {
 }
 
 
-class Call:
-    """gRPC's side of a call."""
+class Caller:
+    """gRPC's side of a call: what the server writes, which is read when `reads` is set."""
 
     def __init__(self) -> None:
         self.replies: list[pb.ActReply] = []
+        self.reads = asyncio.Event()
+        self.reads.set()
+        self._is_written = False
 
     def time_remaining(self) -> None:
         """No deadline."""
 
     async def write(self, reply: bytes) -> None:
-        """Keep it."""
+        """As a ServicerContext does: gRPC takes one at a time."""
+        assert not self._is_written
+        self._is_written = True
+        await asyncio.sleep(0)
+        await self.reads.wait()
+        self._is_written = False
         self.replies.append(pb.ActReply.FromString(reply))
 
+    def by_id(self) -> dict[str, pb.ActReply]:
+        assert len({reply.request_id for reply in self.replies}) == len(self.replies)
+        return {reply.request_id: reply for reply in self.replies}
 
-def drawn(space: Space, seed: int = 0) -> Any:
-    """A value of a space."""
-    random = np.random.default_rng(seed)
-    match space:
-        case Dict():
-            return {name: drawn(part, seed) for name, part in space.spaces}
-        case Box():
-            return np.asarray(random.uniform(0, 1, space.shape), space.dtype)
-    raise AssertionError(space)
+
+async def stream_of(requests: Iterable[pb.ActRequest | bytes]) -> AsyncIterator[bytes]:
+    for request in requests:
+        await asyncio.sleep(0)
+        yield request if isinstance(request, bytes) else request.SerializeToString()
+
+
+def drawn(space: Space, seed: int) -> Any:
+    if isinstance(space, Dict):
+        return {name: drawn(part, seed) for name, part in space.spaces}
+    assert isinstance(space, Box)
+    return np.random.default_rng(seed).uniform(0, 1, space.shape).astype(space.dtype)
 
 
 Way = Callable[..., Awaitable[list[pb.ActReply]]]
@@ -365,51 +338,22 @@ async def by_stream(stand: Stand, *requests: pb.ActRequest) -> list[pb.ActReply]
         for request in requests:
             yield request.SerializeToString()
 
-    call = Call()
-    await ActStream(stand.handler.act).serve(sent(), call)
-    by_id = {reply.request_id: reply for reply in call.replies}
+    caller = Caller()
+    await ActStream(stand.handler.act).serve(sent(), caller)
+    by_id = caller.by_id()
     return [by_id[request.request_id] for request in requests]
 
 
 async def by_calls(stand: Stand, *requests: pb.ActRequest) -> list[pb.ActReply]:
-    """An Act each."""
     service = stand.service()
-    replies = await asyncio.gather(*(service.act(request, Call()) for request in requests))
+    replies = await asyncio.gather(*(service.act(request, Caller()) for request in requests))
     return [pb.ActReply.FromString(reply) for reply in replies]
 
 
 @pytest.fixture(params=[by_stream, by_calls], ids=["ActStream", "Act"])
 def asked(request: pytest.FixtureRequest) -> Way:
-    """Either way in."""
     way: Way = request.param
     return way
-
-
-WRONG: Final[dict[str, Tensor]] = {
-    "dtype": to_tensor(np.zeros(4, np.int32)),
-    "shape": to_tensor(np.zeros((1, 4), np.float32)),
-    "too much": Tensor(dtype="float32", shape=[4], data=bytes(20)),
-    "too little": Tensor(dtype="float32", shape=[4], data=bytes(12)),
-    "NaN": to_tensor(np.array([0, np.nan, 0, 0], np.float32)),
-    "infinity": to_tensor(np.array([0, 0, 0, -np.inf], np.float32)),
-    "too far": to_tensor(np.array([0, -20_000, 0, 0], np.float32)),
-    "both infinities": to_tensor(np.array([0, 0, np.inf, -np.inf], np.float32)),
-}
-
-
-@pytest.mark.parametrize("wrong", WRONG)
-async def test_what_is_not_the_space_s_is_refused(asked: Way, wrong: str) -> None:
-    stand = Stand(learns=False)
-    await stand.publish(1)
-    beside = [stand.asking(seen(step)) for step in range(2)]
-    replies = await asked(
-        stand, beside[0], pb.ActRequest(observation=[pb.Part(value=WRONG[wrong])]), beside[1]
-    )
-    refusals = [Refusal.from_proto(reply.refusal) for reply in replies]
-    assert [refusal and refusal.reason for refusal in refusals] == [None, Reason.INVALID, None]
-    if wrong in ("NaN", "infinity"):
-        assert refusals[1] is not None
-        assert "observation/: holds NaN or infinity" in refusals[1].detail
 
 
 @pytest.mark.parametrize("action", IN_ACTIONS)
@@ -465,20 +409,8 @@ async def test_who_cannot_be_answered_costs_his_neighbours_nothing(asked: Way) -
     assert len(stand.told) == 3
 
 
-async def test_the_fallback_answers_both_ways(asked: Way) -> None:
-    stand = Stand(learns=False)
-    for version, policy in ((0, None), (1, None), (2, broken(policy_of(stand.specification, 2)))):
-        if version:
-            await stand.publish(version, policy=policy)
-        (reply,) = await asked(stand, stand.asking(seen(0)))
-        expected = {0: pb.FALLBACK_UNIFORM, 1: pb.FALLBACK_UNSPECIFIED, 2: pb.FALLBACK_PREVIOUS}
-        assert reply.fallback == expected[version]
-        assert reply.version == min(version, 1)
-
-
 async def test_no_request_is_answered_beyond_what_the_server_can_do(asked: Way) -> None:
-    stand = Stand(learns=False)
-    await stand.publish(1)
+    stand = await ready(learns=False)
     stand.batcher._max_delay_s = 0.1
     stand.batcher._cost.note(1, 5.0)
     stand.batcher._rows = 1
@@ -486,57 +418,8 @@ async def test_no_request_is_answered_beyond_what_the_server_can_do(asked: Way) 
     assert (full.request_id, full.refusal.reason) == ("full", Reason.OVERLOADED.value)
 
 
-async def test_a_shadow_looks_on_both_ways(asked: Way) -> None:
-    stand = Stand(learns=False)
-    for number in (2, 3):
-        stand.keep(number)
-    traffic = Traffic(policy="default", shadow=3)
-    await stand.loaded_versions.steer(Arms(active=2, canary=None, traffic=traffic, pinned=frozenset({2, 3})))
-    before = metrics.SHADOW_AGREEMENT._sum.get()
-    (reply,) = await asked(stand, stand.asking(seen(0)))
-    assert reply.version == 2
-    await stand.handler.shadow.finish()
-    assert metrics.SHADOW_AGREEMENT._sum.get() > before
-
-
-# ---- A stream of requests: each is answered under its id, whatever it needs, and nothing outlives the
-# call.
-
-
-class Caller:
-    """gRPC's side of a call: what the server writes, which is read when `reads` is set."""
-
-    def __init__(self) -> None:
-        self.replies: list[pb.ActReply] = []
-        self.reads = asyncio.Event()
-        self.reads.set()
-        self._is_written = False
-
-    async def write(self, reply: bytes) -> None:
-        """As a ServicerContext does: gRPC takes one at a time."""
-        assert not self._is_written
-        self._is_written = True
-        await asyncio.sleep(0)
-        await self.reads.wait()
-        self._is_written = False
-        self.replies.append(pb.ActReply.FromString(reply))
-
-    def by_id(self) -> dict[str, pb.ActReply]:
-        """Each id once."""
-        assert len({reply.request_id for reply in self.replies}) == len(self.replies)
-        return {reply.request_id: reply for reply in self.replies}
-
-
-async def stream_of(requests: Iterable[pb.ActRequest | bytes]) -> AsyncIterator[bytes]:
-    """As a client sends them."""
-    for request in requests:
-        await asyncio.sleep(0)
-        yield request if isinstance(request, bytes) else request.SerializeToString()
-
-
 async def test_every_kind_of_request_is_answered_under_its_id() -> None:
-    stand, caller = Stand(), Caller()
-    await stand.publish(1)
+    stand, caller = await ready(), Caller()
     stand.keep(7)
     requests = {
         "plain": stand.asking(seen(0), request_id="plain"),
@@ -554,29 +437,8 @@ async def test_every_kind_of_request_is_answered_under_its_id() -> None:
     assert len(stand.told) == 3  # what was refused is no answer
 
 
-async def test_requests_in_flight_share_forward_passes() -> None:
-    stand, caller = Stand(), Caller()
-    await stand.publish(1)
-    count = 3 * MAX_IN_FLIGHT
-    await ActStream(stand.handler.act).serve(stream_of(stand.asking(seen(0)) for _ in range(count)), caller)
-    assert len(caller.by_id()) == count
-
-
-async def test_the_fallback_answers_a_stream_too() -> None:
-    stand, caller = Stand(), Caller()
-    await ActStream(stand.handler.act).serve(stream_of([stand.asking(seen(0))]), caller)
-    assert caller.replies[-1].fallback == pb.FALLBACK_UNIFORM
-    for version, policy in ((1, None), (2, broken(policy_of(stand.specification, 2)))):
-        await stand.publish(version, policy=policy)
-        await ActStream(stand.handler.act).serve(stream_of([stand.asking(seen(0))]), caller)
-    assert (caller.replies[-1].version, caller.replies[-1].fallback) == (1, pb.FALLBACK_PREVIOUS)
-    assert [answered.fallback for answered in stand.told] == ["uniform", "", "previous"]
-    assert [answered.not_finite for answered in stand.told] == [False, False, True]
-
-
 async def test_a_request_is_not_answered_after_its_deadline() -> None:
-    stand, caller = Stand(), Caller()
-    await stand.publish(1)
+    stand, caller = await ready(), Caller()
     late, patient = (
         stand.asking(seen(0), request_id=name, deadline_ms=ms) for name, ms in (("late", 1), ("patient", 0))
     )
@@ -594,15 +456,13 @@ async def test_a_request_is_not_answered_after_its_deadline() -> None:
 
 
 async def test_bytes_that_are_no_request_end_the_stream() -> None:
-    stand, caller = Stand(), Caller()
-    await stand.publish(1)
+    stand, caller = await ready(), Caller()
     with pytest.raises(DecodeError):
         await ActStream(stand.handler.act).serve(stream_of([stand.asking(seen(0)), b"\xff\xff"]), caller)
 
 
 async def test_an_unforeseen_error_ends_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    stand, caller = Stand(), Caller()
-    await stand.publish(1)
+    stand, caller = await ready(), Caller()
 
     def fail(_answered: Answered) -> None:
         raise ZeroDivisionError
@@ -613,8 +473,7 @@ async def test_an_unforeseen_error_ends_the_stream(monkeypatch: pytest.MonkeyPat
 
 
 async def test_a_reply_waits_for_no_other_request_of_its_stream() -> None:
-    stand, caller = Stand(), Caller()
-    await stand.publish(1)
+    stand, caller = await ready(), Caller()
     slow = list[Callable[[], None]]()
 
     def act(request: pb.ActRequest, until_s: float, on_reply: OnReply, is_gone: Callable[[], bool]) -> None:
@@ -636,8 +495,7 @@ async def test_a_reply_waits_for_no_other_request_of_its_stream() -> None:
 
 @pytest.mark.parametrize(("expected", "most"), [(1, 1), (MAX_IN_FLIGHT, MAX_IN_FLIGHT + 1)])
 async def test_a_caller_that_goes_away_leaves_nothing_behind(expected: int, most: int) -> None:
-    stand, caller = Stand(), Caller()
-    await stand.publish(1)
+    stand, caller = await ready(), Caller()
     stand.batcher._expected = expected
     caller.reads.clear()
     read = 0

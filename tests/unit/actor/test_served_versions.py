@@ -30,18 +30,15 @@ from tests.support.serving.server_parts import (
     broken,
     parts_of,
     policy_of,
-    question_of,
+    ready,
     reason_of,
     rows_of,
     seen,
 )
 from tests.unit.actor.test_batcher import Held
 
-# ---- Who answers, and who stands in when that version cannot.
-
 
 def arms(active: int | None, *pinned: int, canary: int | None = None, **traffic: Any) -> Arms:
-    """As the registry has them."""
     held = {version for version in (active, canary, *pinned) if version is not None}
     return Arms(
         traffic=Traffic(policy="default", **traffic), active=active, canary=canary, pinned=frozenset(held)
@@ -49,20 +46,16 @@ def arms(active: int | None, *pinned: int, canary: int | None = None, **traffic:
 
 
 async def ask(stand: Stand, **fields: Any) -> pb.ActReply:
-    """One request without an episode."""
     reply, _ = await stand.answer(stand.asking(seen(0), **fields), 1e9)
     return reply
 
 
 async def publish_broken(stand: Stand, version: int) -> None:
-    """Weights of NaN."""
     await stand.publish(version, policy=broken(policy_of(stand.specification, version)))
 
 
-# ---------------------------------------------------------------- fallbacks
 async def test_a_version_that_cannot_answer_is_stood_in_for_by_the_one_before() -> None:
-    stand = Stand()
-    await stand.publish(1)
+    stand = await ready()
     assert (await ask(stand)).fallback == pb.FALLBACK_UNSPECIFIED
     for version in (2, 3):
         await publish_broken(stand, version)
@@ -76,8 +69,7 @@ async def test_a_version_that_cannot_answer_is_stood_in_for_by_the_one_before() 
 
 
 async def test_a_version_that_answered_and_no_longer_does_has_the_one_before_it() -> None:
-    stand = Stand()
-    await stand.publish(1)
+    stand = await ready()
     await ask(stand)
     await stand.publish(2)
     await ask(stand)
@@ -100,8 +92,7 @@ async def test_without_one_before_the_action_is_drawn_uniformly() -> None:
 
 
 async def test_the_fixed_action_is_the_one_of_the_configuration() -> None:
-    stand = Stand(fallback="fixed", fallback_action=2)
-    await stand.publish(1)
+    stand = await ready(fallback="fixed", fallback_action=2)
     await ask(stand)
     await publish_broken(stand, 2)
     reply = await ask(stand)
@@ -145,7 +136,6 @@ async def test_an_arm_whose_weights_are_damaged_keeps_the_version_before() -> No
     assert ((await ask(stand)).version, (await ask(stand)).fallback) == (2, 0)
 
 
-# ---------------------------------------------------------------- versions
 async def test_a_swap_does_not_touch_answers_under_way() -> None:
     stand = Stand()
     held = Held()
@@ -159,20 +149,8 @@ async def test_a_swap_does_not_touch_answers_under_way() -> None:
     assert [(await under_way).version, (await after).version] == [1, 9]
 
 
-async def test_loaded_weights_are_never_changed() -> None:
-    stand = Stand()
-    await stand.publish(1)
-    first = stand.loaded_versions.latest
-    assert first is not None
-    before = first.policy.step(question_of(3).observation).parameters.copy()
-    await stand.publish(2)
-    assert stand.loaded_versions.latest is not first
-    np.testing.assert_array_equal(first.policy.step(question_of(3).observation).parameters, before)
-
-
 async def test_weights_that_do_not_fit_change_nothing() -> None:
-    stand = Stand()
-    await stand.publish(1)
+    stand = await ready()
     for blob in (b"", b"\0" * 100, stand.weights[1].blob[:-8]):
         with pytest.raises(ValueError, match="weights"):
             await stand.loaded_versions.take_latest(Weights(2, 2, blob))
@@ -180,8 +158,7 @@ async def test_weights_that_do_not_fit_change_nothing() -> None:
 
 
 async def test_a_version_that_is_named_answers_or_is_unknown() -> None:
-    stand = Stand()
-    await stand.publish(1)
+    stand = await ready()
     stand.keep(5)
     replies = await asyncio.gather(*(ask(stand, version=5) for _ in range(10)))
     assert {(reply.version, reply.arm) for reply in replies} == {(5, pb.ARM_PINNED)}
@@ -234,10 +211,7 @@ async def test_who_says_no_name_is_dealt_anew_and_who_does_stays() -> None:
 
 @pytest.mark.promise("shadow-version-changes-answer")
 async def test_a_shadow_answers_as_well_and_changes_no_answer() -> None:
-    stand = Stand()
-    stand.keep(1)
-    stand.keep(2, policy=broken(policy_of(stand.specification, 2)))
-    await stand.loaded_versions.steer(arms(1, 2, shadow=2))
+    stand = await shadowed(shadow_is_broken=True)
     (family,) = metrics.SHADOW_AGREEMENT.collect()
     before = {sample.name.rpartition("_")[2]: sample.value for sample in family.samples}
     assert (await ask(stand)).version == 1
@@ -245,10 +219,6 @@ async def test_a_shadow_answers_as_well_and_changes_no_answer() -> None:
     (family,) = metrics.SHADOW_AGREEMENT.collect()
     after = {sample.name.rpartition("_")[2]: sample.value for sample in family.samples}
     assert (after["count"] - before["count"], after["sum"] - before["sum"]) == (1, 0.0)
-
-
-# ---- Settings that fit neither one another nor the run are refused at the start, with figures and
-# remedy.
 
 
 RUN = replace(specification(), stale_after=8, update_steps=2000)
@@ -273,24 +243,20 @@ def test_a_range_of_returns_must_rise() -> None:
         CanaryMonitor(CanarySection(return_range=(1.0, 0.0)), lambda _version, _why: None, lambda: 0.0)
 
 
-# ---- A shadow costs its client nothing, and says what it cost the server.
-
-
 PATIENCE_S = 30.0
 
 
-async def shadowed(**serving: Any) -> Stand:
+async def shadowed(*, shadow_is_broken: bool = False, **serving: Any) -> Stand:
     """Version 1 answers, version 2 is its shadow."""
     stand = Stand(**serving)
     stand.keep(1)
-    stand.keep(2)
+    shadow = policy_of(stand.specification, 2)
+    stand.keep(2, policy=broken(shadow) if shadow_is_broken else shadow)
     await stand.loaded_versions.steer(arms(1, 2, shadow=2))
     return stand
 
 
 class Slow:
-    """The shadow's pass as it stands still, and who makes it."""
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.has_begun, self.may_go_on = threading.Event(), threading.Event()
         self.passes: list[tuple[int, int]] = []
@@ -376,34 +342,20 @@ async def test_a_server_that_ends_waits_for_the_pass_under_way_alone(
     assert slow.passes == []
 
 
-# ---- What a shadow would have answered is on disk.
-
-
 async def record_ask(stand: Stand, seed: int, **fields: Any) -> Any:
     """Its reply, after the shadow had its turn."""
-    observation = rows_of(1, seed)["observation"][0]
-    request = stand.asking(observation, **fields)
-    reply, _ = await stand.answer(request, 1e12)
-    await settle(stand)
+    reply, _ = await stand.answer(stand.asking(rows_of(1, seed)["observation"][0], **fields), 1e12)
+    await stand.handler.shadow.finish()
     return reply
 
 
-async def settle(stand: Stand) -> None:
-    """Until the shadow has had its turn."""
-    await stand.handler.shadow.finish()
-
-
 def written(path: Path) -> list[dict[str, Any]]:
-    """Its lines."""
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 async def test_each_answer_is_written_down_with_what_the_shadow_says(tmp_path: Path) -> None:
     record = ShadowRecord(tmp_path / "shadow.jsonl")
-    stand = Stand(record=record)
-    stand.keep(1)
-    stand.keep(2)
-    await stand.loaded_versions.steer(arms(1, 2, shadow=2))
+    stand = await shadowed(record=record)
     replies = [await record_ask(stand, seed, request_id=f"r-{seed}") for seed in range(3)]
     record.close()
     shadow = policy_of(stand.specification, 2)
@@ -428,14 +380,11 @@ async def test_each_answer_is_written_down_with_what_the_shadow_says(tmp_path: P
 
 async def test_every_step_of_an_episode_is_written_down(tmp_path: Path) -> None:
     record = ShadowRecord(tmp_path / "shadow.jsonl")
-    stand = Stand(record=record)
-    stand.keep(1)
-    stand.keep(2)
-    await stand.loaded_versions.steer(arms(1, 2, shadow=2))
+    stand = await shadowed(record=record)
     episode = stand.start()
     for step in range(10):
         await stand.play(episode, 1, step)
-        await settle(stand)
+        await stand.handler.shadow.finish()
     record.close()
     rows = [row for row in written(tmp_path / "shadow.jsonl") if row["episode_id"] == episode]
     assert [row["shadow"]["version"] for row in rows] == [2] * 10
@@ -444,10 +393,7 @@ async def test_every_step_of_an_episode_is_written_down(tmp_path: Path) -> None:
 @pytest.mark.promise("shadow-version-changes-answer")
 async def test_the_shadow_is_under_the_mask_of_the_request(tmp_path: Path) -> None:
     record = ShadowRecord(tmp_path / "shadow.jsonl")
-    stand = Stand(record=record)
-    stand.keep(1)
-    stand.keep(2)
-    await stand.loaded_versions.steer(arms(1, 2, shadow=2))
+    stand = await shadowed(record=record)
     allowed = np.array([True, False, True])
     for seed in range(8):
         await record_ask(stand, seed, action_mask=[pb.Part(value=to_tensor(allowed))])
@@ -465,10 +411,7 @@ async def test_the_shadow_is_under_the_mask_of_the_request(tmp_path: Path) -> No
 
 async def test_a_shadow_that_cannot_answer_is_written_down_as_such(tmp_path: Path) -> None:
     record = ShadowRecord(tmp_path / "shadow.jsonl")
-    stand = Stand(record=record)
-    stand.keep(1)
-    stand.keep(2, policy=broken(policy_of(stand.specification, 2)))
-    await stand.loaded_versions.steer(arms(1, 2, shadow=2))
+    stand = await shadowed(record=record, shadow_is_broken=True)
     await record_ask(stand, 0)
     record.close()
     (row,) = written(tmp_path / "shadow.jsonl")
@@ -482,20 +425,14 @@ async def test_the_file_is_turned_over_and_no_disk_fails_an_answer(
     folder = tmp_path / "record"
     folder.mkdir()
     record = ShadowRecord(folder / "shadow.jsonl")
-    stand = Stand(record=record)
-    stand.keep(1)
-    stand.keep(2)
-    await stand.loaded_versions.steer(arms(1, 2, shadow=2))
+    stand = await shadowed(record=record)
     for seed in range(20):
         await record_ask(stand, seed)
     record.close()
     assert sorted(path.name for path in folder.iterdir()) == ["shadow.jsonl", "shadow.jsonl.1"]
     before = metrics.SHADOW_UNRECORDED._value.get()
     record = ShadowRecord(tmp_path / "gone" / "shadow.jsonl")
-    stand = Stand(record=record)
-    stand.keep(1)
-    stand.keep(2)
-    await stand.loaded_versions.steer(arms(1, 2, shadow=2))
+    stand = await shadowed(record=record)
     assert (await record_ask(stand, 21)).version == 1
     record.close()
     assert metrics.SHADOW_UNRECORDED._value.get() == before + 1
@@ -506,10 +443,7 @@ async def test_what_waits_to_be_written_is_bounded_by_its_rows(
 ) -> None:
     monkeypatch.setattr(shadow_module, "_MOST_WAITING_ROWS", 64)
     record = ShadowRecord(tmp_path / "shadow.jsonl")
-    stand = Stand(record=record)
-    stand.keep(1)
-    stand.keep(2)
-    await stand.loaded_versions.steer(arms(1, 2, shadow=2))
+    stand = await shadowed(record=record)
     before = metrics.SHADOW_UNRECORDED._value.get()
     monkeypatch.setattr(record, "_write", held := RecordHeld(record._write))
     for seed in range(5):
@@ -526,10 +460,7 @@ async def test_an_answer_that_comes_late_or_cannot_be_written_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = ShadowRecord(tmp_path / "shadow.jsonl")
-    stand = Stand(record=record)
-    stand.keep(1)
-    stand.keep(2)
-    await stand.loaded_versions.steer(arms(1, 2, shadow=2))
+    stand = await shadowed(record=record)
     before = metrics.SHADOW_UNRECORDED._value.get()
     with monkeypatch.context() as broken_line:
         broken_line.setattr(shadow_module, "_lists", lambda _: {"no JSON": object()})
@@ -542,13 +473,10 @@ async def test_an_answer_that_comes_late_or_cannot_be_written_is_counted(
 
 
 class RecordHeld:
-    """A disk that stands still for a while."""
-
     def __init__(self, write: Callable[..., None]) -> None:
         self._write, self.may_go_on = write, threading.Event()
 
     def __call__(self, *line: Any) -> None:
-        """Written when it goes on."""
         assert self.may_go_on.wait(30.0)
         self._write(*line)
 

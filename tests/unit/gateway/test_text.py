@@ -317,8 +317,9 @@ def test_a_defect_is_an_error_of_the_server(tmp_path: Path) -> None:
 @pytest.fixture
 def client_of_none(tmp_path: Path) -> Iterator[openai.OpenAI]:
     """Its server of text is not there; it waits half as long as a call to such a server may take."""
-    with agents_api(tmp_path / "text.sock") as address:
-        yield client_of(address).with_options(timeout=30.0)
+    answer = relay_to(upstream_at(f"unix:{tmp_path / 'text.sock'}"))
+    with serving(make_app(text_listener(answer))) as server:
+        yield client_of(f"{server.url}/v1").with_options(timeout=30.0)
 
 
 def test_a_server_of_text_that_is_not_there_is_named_in_time(client_of_none: openai.OpenAI) -> None:

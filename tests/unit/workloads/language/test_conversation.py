@@ -24,15 +24,11 @@ from penstock.workloads.language.prompt import Message, ToolCall
 from tests.support.experience.token_experience import batch_of
 from tests.support.language.tiny_models import CUT, FORGETTING_TEMPLATE, NONE, TWO, chat_tokenizer
 
-# ---- Messages as ids, and how a conversation goes on behind ids that were sampled.
-
-
 EOS, USER, ASSISTANT, TOOL = 2, 5, 6, 7
 A, B, C, ADD = 8, 9, 10, 11
 
 
 def encoder(**kwargs: str) -> ChatEncoder:
-    """Of the words a, b, c, add."""
     return ChatEncoder(chat_tokenizer("a", "b", "c", "add", **kwargs))
 
 
@@ -82,10 +78,11 @@ def test_control_tokens_in_texts_are_refused(message: Message, field: str) -> No
 
 def test_control_tokens_in_tools_are_refused() -> None:
     tool = {"type": "function", "function": {"name": "add", "description": "a <eos> <assistant>"}}
+    said = [Message("user", "a")]
     with pytest.raises(ValueError, match=r"tools\[0\] holds '<assistant>'"):
-        encoder().begin([Message("user", "a")], [tool])
+        encoder().begin(said, [tool])
     with pytest.raises(ValueError, match=r"tools\[0\] holds '<assistant>'"):
-        encoder().follow([Message("user", "a")], EOS, [Message("user", "a")], [tool])
+        encoder().follow(said, EOS, said, [tool])
 
 
 def test_a_tokenizer_without_a_chat_template_is_refused() -> None:
@@ -106,13 +103,8 @@ def test_what_cannot_be_rendered_is_refused_as_what_it_is() -> None:
 
 
 def test_arguments_nested_too_deep_stay_text() -> None:
-    call = ToolCall("call-0", "add", "[" * 100_000)
-    messages = [
-        Message("user", "a"),
-        Message("assistant", "", (call,)),
-        Message("tool", "b", tool_call_id="call-0"),
-    ]
-    assert encoder().begin(messages)
+    called = Message("assistant", "", (ToolCall("call-0", "add", "[" * 100_000),))
+    assert encoder().begin([Message("user", "a"), called, Message("tool", "b", tool_call_id="call-0")])
 
 
 def test_a_model_of_some_words_is_asked_in_those_alone() -> None:
@@ -124,25 +116,15 @@ def test_a_model_of_some_words_is_asked_in_those_alone() -> None:
         made.begin([Message("user", "x" * 1_000)])
 
 
-# ---- A conversation as a column: each token where the convention says.
-
-
-PAD = 0
-
-
-def test_tokens_of_the_assistant_are_valid_and_each_turn_is_rewarded_at_its_last() -> None:
-    made = column_tensors([TWO, CUT, NONE], PAD)
+def test_a_column_holds_what_the_assistant_said_rewards_at_each_turn_and_one_end() -> None:
+    made = column_tensors([TWO, CUT, NONE], 0)
     np.testing.assert_array_equal(made["observation"][:, 0], TWO.ids)
-    np.testing.assert_array_equal(made["observation"][:, 1], [5, 6, 9, *[PAD] * 6])
+    np.testing.assert_array_equal(made["observation"][:, 1], [5, 6, 9, *[0] * 6])
     np.testing.assert_array_equal(made["action"], made["observation"][1:])
     np.testing.assert_array_equal(made["valid"][:, 0], np.array([0, 0, 1, 1, 0, 0, 0, 1], bool))
     np.testing.assert_array_equal(made["log_prob"][:, 0], [0, 0, -1, -2, 0, 0, 0, -3])
     np.testing.assert_array_equal(made["reward"][:, 0], [0, 0, 0, 0.5, 0, 0, 0, 1])
     assert not made["valid"][:, 2].any()
-
-
-def test_a_column_has_one_end_at_its_last_sampled_token() -> None:
-    made = column_tensors([TWO, CUT, NONE], PAD)
     assert np.argwhere(made["terminated"]).tolist() == [[7, 0]]
     assert np.argwhere(made["truncated"]).tolist() == [[1, 1]]
     assert list(zip(made["final/step"], made["final/slot"], strict=True)) == [(1, 1), (7, 0)]
@@ -158,9 +140,6 @@ def test_each_turn_keeps_the_version_that_sampled_it() -> None:
         weight_spans([NONE], 1)
 
 
-# ---- Columns as a fragment, checked as broker and learner do, and read as the losses read it.
-
-
 SCHEMA = fragment_schema(Discrete(12), Discrete(12))
 FIELDS = HeaderFields(
     run="r", session=1, sequence=1, weights=Publication(version=4, update=3, sha256="", size=0), round=0
@@ -168,7 +147,6 @@ FIELDS = HeaderFields(
 
 
 def cut(*columns: Column) -> Fragment:
-    """Which the broker takes, and the learner."""
     made, _ = ColumnFragments(SCHEMA, len(columns), 0).cut(columns, FIELDS)
     check(made, SCHEMA, "r")
     check_meaning(made.header, made.arrays())
@@ -204,38 +182,26 @@ def test_a_tensor_that_columns_do_not_have_is_refused() -> None:
         ColumnFragments(extra, 1, 0)
 
 
-# ---- A conversation under way: exact ids, rewards at once and later, and where its columns are cut.
-
-
-CONVERSATION_EOS, CONVERSATION_USER, CONVERSATION_ASSISTANT = 2, 5, 6
-CONVERSATION_A, CONVERSATION_B, CONVERSATION_C = 8, 9, 10
-
-
 def conversation(most: int = 64, lag: int | None = None, **kwargs: str) -> LiveConversation:
-    """Of the words a, b, c."""
     return LiveConversation(
         ChatEncoder(chat_tokenizer("a", "b", "c", **kwargs)), most_tokens=most, most_lag=lag
     )
 
 
 def said(*texts: str) -> list[Message]:
-    """Of a user and an assistant in turn."""
     return [Message(("user", "assistant")[index % 2], text) for index, text in enumerate(texts)]
 
 
 def ask(live: LiveConversation, *texts: str, update: int = 0) -> tuple[int, ...]:
-    """With room for four tokens of answer."""
     return live.ask(said(*texts), answer_tokens=4, update=update)
 
 
 def answer(live: LiveConversation, *ids: int, text: str = "b", update: int = 0) -> int:
-    """With these ids, which the caller got as this text."""
     sampled = Sampled(ids, tuple(-0.5 - n for n in range(len(ids))), update + 1, update)
     return live.answer(sampled, Message("assistant", text))
 
 
 def column(live: LiveConversation) -> Column:
-    """The only one that is over."""
     (only,) = live.take()
     return only
 
@@ -243,41 +209,18 @@ def column(live: LiveConversation) -> Column:
 @pytest.mark.promise("trained-conversation-sampled-later")
 def test_three_turns_are_one_column_of_the_ids_that_were_sampled() -> None:
     live = conversation()
-    assert ask(live, "a") == (CONVERSATION_USER, CONVERSATION_A, CONVERSATION_EOS, CONVERSATION_ASSISTANT)
-    assert answer(live, CONVERSATION_B, CONVERSATION_EOS) == 0
-    assert ask(live, "a", "b", "c") == (
-        CONVERSATION_USER,
-        CONVERSATION_A,
-        CONVERSATION_EOS,
-        CONVERSATION_ASSISTANT,
-        CONVERSATION_B,
-        CONVERSATION_EOS,
-        CONVERSATION_USER,
-        CONVERSATION_C,
-        CONVERSATION_EOS,
-        CONVERSATION_ASSISTANT,
-    )
-    answer(live, CONVERSATION_C, CONVERSATION_C, text="a")
+    assert ask(live, "a") == (USER, A, EOS, ASSISTANT)
+    assert answer(live, B, EOS) == 0
+    assert ask(live, "a", "b", "c") == (USER, A, EOS, ASSISTANT, B, EOS, USER, C, EOS, ASSISTANT)
+    answer(live, C, C, text="a")
     prompt = ask(live, "a", "b", "c", "a", "b")
-    assert prompt[10:] == (
-        CONVERSATION_C,
-        CONVERSATION_C,
-        CONVERSATION_EOS,
-        CONVERSATION_USER,
-        CONVERSATION_B,
-        CONVERSATION_EOS,
-        CONVERSATION_ASSISTANT,
-    )
-    answer(live, CONVERSATION_A, CONVERSATION_EOS, text="a")
+    assert prompt[10:] == (C, C, EOS, USER, B, EOS, ASSISTANT)
+    answer(live, A, EOS, text="a")
     live.end()
     made = column(live)
-    assert made.ids == (*prompt, CONVERSATION_A, CONVERSATION_EOS)
+    assert made.ids == (*prompt, A, EOS)
     assert [(turn.start, turn.end) for turn in made.turns] == [(4, 6), (10, 12), (17, 19)]
-    assert [made.ids[turn.start : turn.end] for turn in made.turns] == [
-        (CONVERSATION_B, CONVERSATION_EOS),
-        (CONVERSATION_C, CONVERSATION_C),
-        (CONVERSATION_A, CONVERSATION_EOS),
-    ]
+    assert [made.ids[turn.start : turn.end] for turn in made.turns] == [(B, EOS), (C, C), (A, EOS)]
     assert made.terminated
     assert live.cuts.total() == 0
 
@@ -285,10 +228,10 @@ def test_three_turns_are_one_column_of_the_ids_that_were_sampled() -> None:
 def test_rewards_come_at_once_and_later_and_add_up() -> None:
     live = conversation()
     ask(live, "a")
-    answer(live, CONVERSATION_B, CONVERSATION_EOS)
+    answer(live, B, EOS)
     assert live.reward(0.5)
     ask(live, "a", "b", "c")
-    answer(live, CONVERSATION_B, CONVERSATION_EOS)
+    answer(live, B, EOS)
     assert live.reward(1.0)
     assert live.reward(0.25, turn=0)
     live.end()
@@ -301,26 +244,11 @@ def test_rewards_come_at_once_and_later_and_add_up() -> None:
 def test_another_history_ends_the_column_truncated_and_begins_another() -> None:
     live = conversation()
     ask(live, "a")
-    answer(live, CONVERSATION_B, CONVERSATION_EOS)
-    assert ask(live, "a", "c", "a") == (
-        CONVERSATION_USER,
-        CONVERSATION_A,
-        CONVERSATION_EOS,
-        CONVERSATION_ASSISTANT,
-        CONVERSATION_C,
-        CONVERSATION_EOS,
-        CONVERSATION_USER,
-        CONVERSATION_A,
-        CONVERSATION_EOS,
-        CONVERSATION_ASSISTANT,
-    )
+    answer(live, B, EOS)
+    assert ask(live, "a", "c", "a") == (USER, A, EOS, ASSISTANT, C, EOS, USER, A, EOS, ASSISTANT)
     cut = column(live)
-    assert (cut.ids[-2:], cut.terminated, live.cuts) == (
-        (CONVERSATION_B, CONVERSATION_EOS),
-        False,
-        {"history": 1},
-    )
-    assert answer(live, CONVERSATION_B, CONVERSATION_EOS) == 1
+    assert (cut.ids[-2:], cut.terminated, live.cuts) == ((B, EOS), False, {"history": 1})
+    assert answer(live, B, EOS) == 1
     live.end()
     second = column(live)
     assert [(turn.start, turn.end) for turn in second.turns] == [(10, 12)]
@@ -330,7 +258,7 @@ def test_another_history_ends_the_column_truncated_and_begins_another() -> None:
 def test_a_template_that_cannot_go_on_cuts_every_turn() -> None:
     live = conversation(template=FORGETTING_TEMPLATE)
     ask(live, "a")
-    answer(live, CONVERSATION_B, CONVERSATION_EOS)
+    answer(live, B, EOS)
     ask(live, "a", "b", "c")
     assert live.cuts == {"history": 1}
 
@@ -338,7 +266,7 @@ def test_a_template_that_cannot_go_on_cuts_every_turn() -> None:
 def test_a_column_is_cut_where_the_next_answer_would_not_fit() -> None:
     live = conversation(most=14)
     ask(live, "a")
-    answer(live, CONVERSATION_B, CONVERSATION_B, CONVERSATION_B, CONVERSATION_EOS, text="b")
+    answer(live, B, B, B, EOS, text="b")
     assert len(ask(live, "a", "b", "c")) == 10
     assert live.cuts == {"length": 1}
     assert len(column(live).turns) == 1
@@ -349,7 +277,7 @@ def test_a_column_is_cut_where_the_next_answer_would_not_fit() -> None:
 def test_a_refused_prompt_leaves_the_conversation_as_it_was() -> None:
     live = conversation(most=16)
     ask(live, "a")
-    answer(live, CONVERSATION_B, CONVERSATION_EOS)
+    answer(live, B, EOS)
     with pytest.raises(ValueError, match="do not fit into 16"):
         ask(live, "a", "b", "a a a a a a a a")
     ask(live, "a", "b", "c")
@@ -360,9 +288,9 @@ def test_a_refused_prompt_leaves_the_conversation_as_it_was() -> None:
 def test_a_column_is_cut_before_its_oldest_token_is_too_old() -> None:
     live = conversation(lag=2)
     ask(live, "a", update=3)
-    answer(live, CONVERSATION_B, CONVERSATION_EOS, update=3)
+    answer(live, B, EOS, update=3)
     ask(live, "a", "b", "c", update=5)
-    answer(live, CONVERSATION_B, CONVERSATION_EOS, update=5)
+    answer(live, B, EOS, update=5)
     assert not live.take()
     ask(live, "a", "b", "c", "b", "a", update=6)
     made = column(live)

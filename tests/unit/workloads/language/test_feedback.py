@@ -51,29 +51,20 @@ from penstock.workloads.language.guard import (
 from penstock.workloads.language.prompt import Message
 from tests.support.storage.postgresql_server import with_registry
 
-# ---- Rows of a registry say whose they are and when they came, so that what cannot be believed is left
-# out.
-
 
 def test_a_registry_tells_who_rated_and_when(tmp_path: Path) -> None:
     url, now_s = f"sqlite:///{tmp_path / 'registry.sqlite'}", time.time()
     with Registry.open(url, migrate=True) as registry:
-        registry.add_ratings(
-            "default",
-            [
-                Rating(prompt="a", response=f"answer {number}", score=1.0, key="thumb", rater=rater)
-                for rater, count in (("ann", 5), ("", 1))
-                for number in range(count)
-            ],
-        )
+        said = [
+            Rating(prompt="a", response=f"answer {number}", score=1.0, key="thumb", rater=rater)
+            for number, rater in enumerate(["ann"] * 5 + [""])
+        ]
+        registry.add_ratings("default", said)
     rows = [row for _, row in rows_of(url, "default")]
     assert [row.get("rater") for row in rows] == ["ann"] * 5 + [None]
     assert all(abs(row["at_s"] - now_s) < 3600 for row in rows)
     found = filter_ratings(rows, RatingRules(daily_cap=3, false_alarms=0.01))
     assert (len(found.kept), found.unnamed) == (4, 1)
-
-
-# ---- Feedback from every place, and what becomes of rows that cannot be used.
 
 
 ROWS: list[dict[str, Any]] = [
@@ -84,34 +75,25 @@ PAIR: dict[str, Any] = {"prompt": "p", "chosen": "a", "rejected": "b"}
 
 
 def written(folder: Path, rows: Sequence[object]) -> Path:
-    """A file of JSON lines; a text is a line as it is."""
     file = folder / "feedback.jsonl"
     file.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
     return file
 
 
 def found(place: object, **more: Any) -> Feedback:
-    """What is read, on stars."""
     return read(Source(place=str(place), scale=parse_scale("stars"), **more))
 
 
 def check(feedback: Feedback) -> None:
-    """The two rows of ROWS."""
     assert 0 == feedback.bad.count
     scored = [example for example in feedback.examples if isinstance(example, Scored)]
     assert [("p", "a", 1.0), ("q", "b", -1.0)] == [(one.prompt, one.response, one.score) for one in scored]
 
 
-def test_json_lines(tmp_path: Path) -> None:
+def test_rows_are_read_from_json_lines_from_parquet_and_from_a_dataset_on_disk(tmp_path: Path) -> None:
     check(found(written(tmp_path, [ROWS[0], "", ROWS[1]])))
-
-
-def test_parquet(tmp_path: Path) -> None:
     parquet.write_table(pa.Table.from_pylist(ROWS), tmp_path / "a.parquet")
     check(found(tmp_path / "a.parquet"))
-
-
-def test_a_dataset_on_disk(tmp_path: Path) -> None:
     plain = datasets.Dataset.from_list(ROWS)
     plain.save_to_disk(tmp_path / "plain")
     check(found(tmp_path / "plain"))
@@ -122,12 +104,11 @@ def test_a_dataset_on_disk(tmp_path: Path) -> None:
         found(tmp_path / "split", part="test")
 
 
-def test_the_ratings_of_a_registry(tmp_path: Path) -> None:
+def test_feedback_is_read_from_the_ratings_of_a_registry(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/registry.sqlite"
     with Registry.open(with_registry(url), migrate=True) as registry:
-        registry.add_ratings(
-            "chat", [Rating(prompt=f"p{index}", response="a", score=4.0) for index in range(1500)]
-        )
+        many = [Rating(prompt=f"p{index}", response="a", score=4.0) for index in range(1500)]
+        registry.add_ratings("chat", many)
         registry.add_ratings("other", [Rating(prompt="p", response="a", rejected="b")])
     everything = found(url)
     assert 1501 == len(everything.examples)
@@ -135,7 +116,7 @@ def test_the_ratings_of_a_registry(tmp_path: Path) -> None:
     assert 1500 == len(found(url, part="chat").examples)
 
 
-def test_a_conversation_and_a_response_of_one_message(tmp_path: Path) -> None:
+def test_feedback_may_rate_conversations_and_responses_of_one_message(tmp_path: Path) -> None:
     turns = [{"role": "user", "content": "hello"}]
     row = {"prompt": turns, "chosen": [{"role": "assistant", "content": "hi"}], "rejected": "no"}
     (example,) = found(written(tmp_path, [row])).examples
@@ -144,11 +125,8 @@ def test_a_conversation_and_a_response_of_one_message(tmp_path: Path) -> None:
     assert "hi" == example.chosen
 
 
-def test_columns_of_another_name(tmp_path: Path) -> None:
-    rows = [
-        {"question": "p", "response": "a", "helpful": 5},
-        {"question": "q", "response": "b", "helpful": 1},
-    ]
+def test_feedback_is_read_from_columns_of_another_name(tmp_path: Path) -> None:
+    rows = [{"question": r["prompt"], "response": r["response"], "helpful": r["score"]} for r in ROWS]
     check(found(written(tmp_path, rows), columns={"prompt": "question", "score": "helpful"}))
     with pytest.raises(ConfigurationError, match="use one of prompt, response"):
         found(written(tmp_path, rows), columns={"prompts": "question"})
@@ -219,9 +197,6 @@ def test_a_place_that_cannot_be_read_is_named(tmp_path: Path, name: str, message
         found(tmp_path / name)
 
 
-# ---- Scores of a source's own scale, as numbers from −1 to 1.
-
-
 @pytest.mark.parametrize(
     ("name", "raw", "score"),
     [
@@ -263,11 +238,7 @@ def test_an_unknown_scale_is_told_the_names(name: str) -> None:
         parse_scale(name)
 
 
-# ---- Which examples are not trained on.
-
-
 def examples(prompts: list[int]) -> list[Scored]:
-    """One for each."""
     return [
         Scored(prompt=f"p{prompt}", response=f"r{index}", score=0.0, where=f"row {index}")
         for index, prompt in enumerate(prompts)
@@ -291,6 +262,7 @@ def test_no_prompt_is_on_both_sides_and_nothing_is_lost(prompts: list[int], seed
 def test_the_share_is_kept_to_within_a_prompt() -> None:
     sides = split(examples([index // 2 for index in range(1000)]), share=0.2, seed=0)
     assert 200 <= len(sides.validation) <= 201
+    assert not split(examples([1, 1]), share=0.0, seed=0).validation
 
 
 def test_the_order_of_the_file_does_not_matter_and_the_seed_does() -> None:
@@ -302,14 +274,6 @@ def test_the_order_of_the_file_does_not_matter_and_the_seed_does() -> None:
     )
     assert first == again
     assert first != other
-
-
-def test_a_share_of_nothing_validates_on_nothing() -> None:
-    sides = split(examples([1, 1]), share=0.0, seed=0)
-    assert (2, 0) == (len(sides.train), len(sides.validation))
-
-
-# ---- Rules and the classifier as one guard.
 
 
 IN, OUT = Direction.INPUT, Direction.OUTPUT
@@ -363,21 +327,16 @@ def test_the_classifier_judges_what_people_say_alone() -> None:
     assert not Guard((), TextClassifier(np.zeros(WIDTH), 2.0, threshold=0.95)).check("hello", IN).is_blocked
 
 
-# ---- Rules of a file.
-
-
-def write(folder: Path, text: str) -> Path:
-    """A file of rules."""
-    file = folder / "rules.toml"
-    file.write_text(text)
-    return file
+def rules_of(folder: Path, text: str) -> Sequence[Rule]:
+    (folder / "rules.toml").write_text(text)
+    return read_rules(folder / "rules.toml", "--rules")
 
 
 def test_a_rule_of_a_file_blocks_where_it_says(tmp_path: Path) -> None:
     text = (
-        '[[rule]]\nname = "card"\npattern = \'\\d{16}\'\non = ["output"]\n[[rule]]\nname = "b"\npattern = "b"'
+        '[[rule]]\nname = "card"\npattern = "[0-9]{16}"\non = ["output"]\n[[rule]]\nname = "b"\npattern = "b"'
     )
-    card, other = read_rules(write(tmp_path, text), "--rules")
+    card, other = rules_of(tmp_path, text)
     assert matched(fold("1234567812345678"), Direction.OUTPUT, [card]) == "card"
     assert matched(fold("1234567812345678"), Direction.INPUT, [card]) == ""
     assert other.on == set(Direction)
@@ -398,17 +357,13 @@ def test_a_rule_of_a_file_blocks_where_it_says(tmp_path: Path) -> None:
 )
 def test_a_file_that_is_wrong_is_refused_by_name(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
-        read_rules(write(tmp_path, text), "--rules")
-
-
-# ---- The classifier of a guard: trained, measured on what it has not seen, written and read.
+        rules_of(tmp_path, text)
 
 
 KINDS = {True: ("drop the table of", "give me the password of"), False: ("where is the shop of", "thank")}
 
 
 def rows(count: int) -> list[GuardRow]:
-    """Texts of two kinds a side, about different things."""
     return [
         GuardRow(f"{kind} customer number {number}", blocked)
         for blocked, kinds in KINDS.items()
@@ -433,7 +388,7 @@ def test_what_cannot_be_told_apart_is_not() -> None:
     assert abs(share[0] - share[1]) < 0.35
 
 
-def test_packaged_texts_train_it() -> None:
+def test_packaged_texts_train_a_classifier() -> None:
     for package in ("bastioncorpus", "jailbreak_corpus_mini"):
         pytest.importorskip(package, reason="needs the extra data")
     found = train_guard(packaged_rows())
@@ -453,23 +408,18 @@ def test_a_classifier_is_read_as_it_was_written(tmp_path: Path) -> None:
     read = load_classifier(tmp_path / "guard.json", "--classifier")
     assert read.threshold == 0.7
     assert read.chance("a b") == pytest.approx(made.chance("a b"), abs=1e-4)
-    for text in (
-        "{",
-        '{"form": "penstock-guard-1"}',
-        '{"form": 1, "weights": [], "shift": 0, "threshold": 1}',
-    ):
+    said = r"--classifier='.*bad\.json': holds no classifier of a guard"
+    no_form = '{"form": 1, "weights": [], "shift": 0, "threshold": 1}'
+    for text in ("{", '{"form": "penstock-guard-1"}', no_form):
         (tmp_path / "bad.json").write_text(text)
-        with pytest.raises(
-            ConfigurationError, match=r"--classifier='.*bad\.json': holds no classifier of a guard"
-        ):
+        with pytest.raises(ConfigurationError, match=said):
             load_classifier(tmp_path / "bad.json", "--classifier")
 
 
-def test_texts_that_cannot_train_it_are_refused_by_name(tmp_path: Path) -> None:
+def test_texts_that_cannot_train_a_classifier_are_refused_by_name(tmp_path: Path) -> None:
+    few = [*(GuardRow(str(number), blocked=True) for number in range(9)), GuardRow("a", blocked=False)]
     with pytest.raises(ValueError, match="1 texts that should be passed: give at least 5"):
-        train_guard(
-            [*(GuardRow(str(number), blocked=True) for number in range(9)), GuardRow("a", blocked=False)]
-        )
+        train_guard(few)
     file = tmp_path / "rows.jsonl"
     for line, said in (('{"text": "a"}', "write"), ("{", "not JSON")):
         file.write_text('{"text": "b", "blocked": true}\n' + line + "\n")

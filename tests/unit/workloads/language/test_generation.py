@@ -15,12 +15,19 @@ from penstock.actor.rollout.generator import HeaderFields
 from penstock.config.settings import ConfigurationError, EnvironmentSection
 from penstock.protocol.fragment import Fragment, check
 from penstock.protocol.messages import Episode, Publication
-from penstock.protocol.schema import FragmentSchema, TensorRule, fragment_schema
+from penstock.protocol.schema import fragment_schema
 from penstock.protocol.spaces import Discrete
 from penstock.runtime.exit import Fatal
 from penstock.workloads.language.cached_generation import CachedGeneration, Generated, draw
 from penstock.workloads.language.conversation import ColumnFragments
-from penstock.workloads.language.reward.reward_source import BadReward, Rewards, Sample, ScoredBy, Unavailable
+from penstock.workloads.language.reward.reward_source import (
+    BadReward,
+    Rewards,
+    RewardSource,
+    Sample,
+    ScoredBy,
+    Unavailable,
+)
 from penstock.workloads.language.tokenizer import Encoder, load_tokenizer
 from penstock.workloads.rlhf.responses import (
     Prompts,
@@ -31,80 +38,61 @@ from penstock.workloads.rlhf.responses import (
     read_prompts,
 )
 
-# ---- Generation with the cache draws what the model says, and says what it drew.
-
-
+PAD, EOS = 0, 2
 MOST = 12
 PROMPTS = ((1, 20, 21), (1, 22), (1, 23, 24, 25, 26), (1, 27, 28)) * 4
 
 
 @pytest.fixture(scope="module")
 def model(base: Path) -> Any:
-    """The tiny model."""
     return AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32).eval()
 
 
-def backend(model: Any, base: Path) -> CachedGeneration:
-    """Of the model."""
-    tokenizer = load_tokenizer(str(base))
-    made = CachedGeneration(model, eos_id=tokenizer.eos_token_id, pad_id=tokenizer.pad_token_id)
+@pytest.fixture
+def backend(model: Any) -> CachedGeneration:
+    made = CachedGeneration(model, eos_id=EOS, pad_id=PAD)
     made.seed(3)
     return made
 
 
-def recomputed(model: Any, prompt: tuple[int, ...], response: tuple[int, ...]) -> torch.Tensor:
-    """Log-probabilities of a response by one forward pass over that row alone."""
-    with torch.inference_mode():
-        logits = model(input_ids=torch.tensor([[*prompt, *response]])).logits[0].float()
-    shares = torch.log_softmax(logits[len(prompt) - 1 : -1], -1)
-    return shares.gather(1, torch.tensor(response)[:, None])[:, 0]
-
-
-def check_shape(made: Generated, eos: int) -> None:
-    """Lengths, ends and padding agree."""
-    for row in range(len(made.lengths)):
-        response = made.response(row)
-        assert 1 <= len(response) <= MOST
-        assert made.ended[row] == (response[-1] == eos)
-        assert eos not in response[:-1]
-        assert made.whole[row]
-        assert not made.log_prob[row, len(response) :].any()
-
-
-def test_log_probabilities_are_those_of_a_plain_forward_pass(model: Any, base: Path) -> None:
-    made = backend(model, base).generate(PROMPTS, MOST)
-    check_shape(made, load_tokenizer(str(base)).eos_token_id)
+def test_log_probabilities_are_those_of_a_plain_forward_pass(model: Any, backend: CachedGeneration) -> None:
+    made = backend.generate(PROMPTS, MOST)
+    assert made.whole.all()
     assert made.ended.any()
     assert len(set(made.lengths.tolist())) > 3
     for row, prompt in enumerate(PROMPTS):
-        expected = recomputed(model, prompt, made.response(row))
-        given = made.log_prob[row, : made.lengths[row]]
-        np.testing.assert_allclose(given, expected.numpy(), atol=1e-5)
+        response = made.response(row)
+        assert 1 <= len(response) <= MOST
+        assert made.ended[row] == (response[-1] == EOS)
+        assert EOS not in response[:-1]
+        assert not made.log_prob[row, len(response) :].any()
+        with torch.inference_mode():
+            logits = model(input_ids=torch.tensor([[*prompt, *response]])).logits[0].float()
+        expected = logits[len(prompt) - 1 : -1].log_softmax(-1).gather(1, torch.tensor(response)[:, None])
+        np.testing.assert_allclose(made.log_prob[row, : len(response)], expected[:, 0].numpy(), atol=1e-5)
 
 
-def test_a_prompt_of_several_responses_is_read_once(model: Any, base: Path) -> None:
+def test_a_prompt_of_several_responses_is_read_once(model: Any, backend: CachedGeneration) -> None:
     seen: list[int] = []
     handle = model.register_forward_pre_hook(
         lambda _, __, given: seen.append(len(given["input_ids"])), with_kwargs=True
     )
     with handle:
-        made = backend(model, base).generate(PROMPTS, MOST)
+        made = backend.generate(PROMPTS, MOST)
     assert seen[:2] == [4, 16]
     assert len({made.response(row) for row in range(0, 16, 4)}) > 1
 
 
-def test_equal_seeds_draw_equal_responses(model: Any, base: Path) -> None:
-    made = backend(model, base)
-    first = made.generate(PROMPTS, MOST)
-    second = made.generate(PROMPTS, MOST)
-    made.seed(3)
-    again = made.generate(PROMPTS, MOST)
+def test_equal_seeds_draw_equal_responses(backend: CachedGeneration) -> None:
+    first, second = (backend.generate(PROMPTS, MOST) for _ in range(2))
+    backend.seed(3)
+    again = backend.generate(PROMPTS, MOST)
     np.testing.assert_array_equal(first.tokens, again.tokens)
     assert [first.response(row) for row in range(16)] != [second.response(row) for row in range(16)]
 
 
-def test_the_most_likely_tokens_are_those_of_transformers(model: Any, base: Path) -> None:
-    made = backend(model, base).generate(PROMPTS, MOST, deterministic=True)
+def test_the_most_likely_tokens_are_those_of_transformers(model: Any, backend: CachedGeneration) -> None:
+    made = backend.generate(PROMPTS, MOST, deterministic=True)
     for row, prompt in enumerate(PROMPTS[:4]):
         ids = torch.tensor([prompt])
         expected = model.generate(
@@ -113,9 +101,9 @@ def test_the_most_likely_tokens_are_those_of_transformers(model: Any, base: Path
         assert list(made.response(row)) == expected.tolist()
 
 
-def test_tokens_are_drawn_as_often_as_the_model_says(model: Any, base: Path) -> None:
+def test_tokens_are_drawn_as_often_as_the_model_says(model: Any, backend: CachedGeneration) -> None:
     prompt = PROMPTS[0]
-    made = backend(model, base).generate([prompt] * 4000, 1)
+    made = backend.generate([prompt] * 4000, 1)
     with torch.inference_mode():
         shares = torch.softmax(model(input_ids=torch.tensor([prompt])).logits[0, -1].double(), -1).numpy()
     counts = np.bincount(made.tokens[:, 0], minlength=len(shares))
@@ -136,7 +124,7 @@ def test_a_token_without_a_share_is_never_drawn() -> None:
     assert set(drawn.tolist()) == {1, 4}
 
 
-def test_generation_that_is_stopped_returns_what_there_is(model: Any, base: Path) -> None:
+def test_generation_that_is_stopped_returns_what_there_is(backend: CachedGeneration) -> None:
     asked = 0
 
     def is_over() -> bool:
@@ -144,34 +132,26 @@ def test_generation_that_is_stopped_returns_what_there_is(model: Any, base: Path
         asked += 1
         return asked > 3
 
-    made = backend(model, base).generate(PROMPTS, MOST, is_over=is_over)
+    made = backend.generate(PROMPTS, MOST, is_over=is_over)
     assert made.tokens.shape == (16, 3)
     assert not made.whole.all()
     np.testing.assert_array_equal(made.whole, made.ended)
-
-
-def test_generation_that_never_began_returns_nothing(model: Any, base: Path) -> None:
-    made = backend(model, base).generate(PROMPTS, MOST, is_over=lambda: True)
-    assert made.tokens.shape == (16, 0)
-    assert not made.lengths.any()
-    assert not made.whole.any()
-
-
-# ---- Prompts: read once, divided by their text, in another order for every seed.
+    none = backend.generate(PROMPTS, MOST, is_over=lambda: True)
+    assert none.tokens.shape == (16, 0)
+    assert not none.lengths.any()
+    assert not none.whole.any()
 
 
 WORDS = ("apple", "bird", "book", "chair", "city", "door", "field", "house")
 
 
 def write(folder: Path, *rows: object) -> str:
-    """A file of JSON lines."""
     file = folder / "prompts.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(file)
 
 
 def read(base: Path, place: str, *, held_out: float = 0.25, seed: int = 0) -> Prompts:
-    """With room for 4 tokens."""
     return read_prompts(place, Encoder(load_tokenizer(str(base)), 4), held_out=held_out, seed=seed)
 
 
@@ -210,12 +190,7 @@ def test_every_prompt_comes_once_before_one_comes_again(base: Path, tmp_path: Pa
     assert order != [one.index for one in islice(in_random_order(prompts, 4), 24)]
 
 
-# ---- A batch of responses as a fragment: each token where the convention says, checked as the broker
-# does.
-
-
-PAD, EOS = 0, 2
-VOCABULARY = Discrete(20)
+SCHEMA = fragment_schema(Discrete(20), Discrete(20))
 ASKED = (
     PromptTokens(7, "a", (1, 10)),
     PromptTokens(7, "a", (1, 10)),
@@ -232,33 +207,18 @@ GENERATED = Generated(
 BY = ScoredBy(name="judge", sha256="ab")
 
 
-def schema(*extra: TensorRule) -> FragmentSchema:
-    """Of token rows."""
-    return fragment_schema(VOCABULARY, VOCABULARY, extra)
-
-
-def fields(sequence: int = 1) -> HeaderFields:
-    """Of version 5."""
-    publication = Publication(version=5, update=4, sha256="", size=0)
-    return HeaderFields(run="r", session=1, sequence=sequence, weights=publication, round=0)
-
-
-def cut_scored(
-    fragments: ColumnFragments,
-    rewards: tuple[float | None, ...],
-    header: HeaderFields,
-    generated: Generated = GENERATED,
-) -> tuple[Fragment, list[Episode]]:
-    columns, attributes = columns_of(ASKED, generated, rewards, BY, header.weights)
-    return fragments.cut(columns, header, attributes)
-
-
 def cut(
-    rewards: tuple[float | None, ...], generated: Generated = GENERATED
+    rewards: tuple[float | None, ...],
+    generated: Generated = GENERATED,
+    fragments: ColumnFragments | None = None,
+    sequence: int = 1,
 ) -> tuple[Fragment, list[Episode]]:
-    """One fragment, which the broker would take."""
-    fragment, episodes = cut_scored(ColumnFragments(schema(), 4, PAD), rewards, fields(), generated)
-    check(fragment, schema(), "r")
+    """A fragment that the broker takes, and its episodes."""
+    weights = Publication(version=5, update=4, sha256="", size=0)
+    header = HeaderFields(run="r", session=1, sequence=sequence, weights=weights, round=0)
+    columns, attributes = columns_of(ASKED, generated, rewards, BY, weights)
+    fragment, episodes = (fragments or ColumnFragments(SCHEMA, 4, PAD)).cut(columns, header, attributes)
+    check(fragment, SCHEMA, "r")
     return fragment, episodes
 
 
@@ -293,9 +253,9 @@ def test_rewards_of_zero_and_of_minus_one_are_rewards() -> None:
 
 
 def test_every_response_is_an_episode_of_its_own() -> None:
-    fragments = ColumnFragments(schema(), 4, PAD)
-    first, _ = cut_scored(fragments, (1.0, 1.0, 1.0, None), fields())
-    second, episodes = cut_scored(fragments, (1.0, 1.0, 1.0, 1.0), fields(2))
+    fragments = ColumnFragments(SCHEMA, 4, PAD)
+    first, _ = cut((1.0, 1.0, 1.0, None), fragments=fragments)
+    second, episodes = cut((1.0, 1.0, 1.0, 1.0), fragments=fragments, sequence=2)
     assert [slot.episode_id for slot in first.header.slots] == [0, 0, 0, 0]
     assert [slot.episode_id for slot in second.header.slots] == [1, 1, 1, 0]
     assert {slot.first_step for slot in second.header.slots} == {0}
@@ -324,29 +284,18 @@ def test_the_header_says_whose_rewards_they_are() -> None:
 
 def test_wrappers_change_what_the_learner_is_given_and_no_return() -> None:
     section = EnvironmentSection.model_validate({"reward": [{"scale": 2.0}]})
-    fragments = ColumnFragments(schema(), 4, PAD, learner_reward(section))
-    fragment, episodes = cut_scored(fragments, (0.5, -0.5, 1.0, None), fields())
+    fragments = ColumnFragments(SCHEMA, 4, PAD, learner_reward(section))
+    fragment, episodes = cut((0.5, -0.5, 1.0, None), fragments=fragments)
     np.testing.assert_array_equal(fragment.arrays()["reward"].T[:, 3], [1.0, -1.0, 2.0, 0.0])
     assert [one.episode_return for one in episodes] == [0.5, -0.5, 1.0]
 
 
-def test_a_tensor_that_responses_do_not_have_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"tensors \['extra/other'\]"):
-        ColumnFragments(schema(TensorRule(name="extra/other", dtype="float32")), 4, PAD)
-
-
-# ---- Rewards for responses: what a source is shown, and what becomes of its answers.
-
-
 class Recorder:
-    """A source that keeps what it was shown and answers as it is told, in turn."""
-
     def __init__(self, *answers: Rewards | Exception) -> None:
         self.shown: list[Sample] = []
         self._answers = list(answers)
 
     def score(self, samples: Sequence[Sample]) -> Rewards:
-        """The next answer."""
         self.shown = list(samples)
         answer = self._answers.pop(0)
         if isinstance(answer, Exception):
@@ -358,46 +307,40 @@ class Recorder:
 
 
 def rewards(*values: float | None, mean: float | None = None, std: float | None = None) -> Rewards:
-    """Of a model with these statistics."""
     return Rewards(values, ScoredBy(name="model", mean=mean, std=std))
 
 
 def responses(base: Path) -> tuple[list[PromptTokens], list[tuple[int, ...]]]:
-    """One that ended with <eos> and one that did not."""
     ids = load_tokenizer(str(base))
     good, bad = (ids.convert_tokens_to_ids(word) for word in ("good", "bad"))
     return [PromptTokens(0, "apple", (1, 9))] * 2, [(good, bad, ids.eos_token_id), (bad, bad)]
 
 
-def scorer(
-    base: Path, source: Recorder, *, reads_tokens: bool = False, standardise: bool = False
-) -> RewardScorer:
-    """Of the tiny tokenizer."""
-    return RewardScorer(source, load_tokenizer(str(base)), reads_tokens=reads_tokens, standardise=standardise)
+def score(base: Path, source: RewardSource, *, is_over: bool = False, **how: bool) -> Rewards | None:
+    """What becomes of two responses, of which one ended with <eos> and one did not."""
+    tokenizer = load_tokenizer(str(base))
+    made = RewardScorer(source, tokenizer, **({"reads_tokens": False, "standardise": False} | how))
+    found = made.score(*responses(base), lambda: is_over)
+    made.close()
+    return found
 
 
 def test_a_source_reads_text_unless_it_has_the_tokenizer(base: Path) -> None:
     source = Recorder(rewards(1.0, 2.0), rewards(1.0, 2.0))
-    asked = responses(base)
-    scorer(base, source).score(*asked, lambda: False)
+    score(base, source)
     assert source.shown == [
         Sample(prompt="apple", response="good bad"),
         Sample(prompt="apple", response="bad bad", cut_short=True),
     ]
-    scorer(base, source, reads_tokens=True).score(*asked, lambda: False)
-    assert [one.response_ids for one in source.shown] == asked[1]
+    score(base, source, reads_tokens=True)
+    assert [one.response_ids for one in source.shown] == responses(base)[1]
     assert source.shown[0].prompt_ids == (1, 9)
 
 
 def test_a_source_that_is_away_is_asked_again(base: Path) -> None:
-    source = Recorder(Unavailable("away"), Unavailable("away"), rewards(0.0, None))
-    given = scorer(base, source).score(*responses(base), lambda: False)
+    given = score(base, Recorder(Unavailable("away"), Unavailable("away"), rewards(0.0, None)))
     assert given is not None
     assert given.values == (0.0, None)
-
-
-def test_no_reward_is_waited_for_when_the_work_is_over(base: Path) -> None:
-    assert scorer(base, Recorder(Unavailable("away"))).score(*responses(base), lambda: True) is None
 
 
 class Hanging:
@@ -407,30 +350,26 @@ class Hanging:
         self._closed = threading.Event()
 
     def score(self, samples: Sequence[Sample]) -> Rewards:
-        """Not in the life of this source."""
         self._closed.wait()
         raise Unavailable("closed")
 
     def close(self) -> None:
-        """Let the caller go."""
         self._closed.set()
 
 
-def test_a_call_that_hangs_holds_up_no_other(base: Path) -> None:
-    hung = RewardScorer(Hanging(), load_tokenizer(str(base)), reads_tokens=False, standardise=False)
-    assert hung.score(*responses(base), lambda: True) is None
-    hung.close()
+@pytest.mark.parametrize("source", [Recorder(Unavailable("away")), Hanging()], ids=["away", "hanging"])
+def test_no_reward_is_waited_for_when_the_work_is_over(base: Path, source: RewardSource) -> None:
+    assert score(base, source, is_over=True) is None
 
 
 def test_what_no_repetition_changes_ends_the_actor(base: Path) -> None:
     with pytest.raises(Fatal, match=r"environment\.kwargs\.reward: NaN"):
-        scorer(base, Recorder(BadReward("NaN"))).score(*responses(base), lambda: False)
+        score(base, Recorder(BadReward("NaN")))
 
 
 def test_standardised_rewards_are_in_standard_deviations(base: Path) -> None:
     source = Recorder(rewards(3.0, None, mean=1.0, std=4.0), rewards(99.0, -99.0, mean=1.0, std=4.0))
-    scaled = scorer(base, source, standardise=True)
-    values = [scaled.score(*responses(base), lambda: False) for _ in range(2)]
+    values = [score(base, source, standardise=True) for _ in range(2)]
     assert [one.values for one in values if one] == [(0.5, None), (5.0, -5.0)]
     with pytest.raises(Fatal, match="does not say the mean and std"):
-        scorer(base, Recorder(rewards(1.0, 2.0)), standardise=True).score(*responses(base), lambda: False)
+        score(base, Recorder(rewards(1.0, 2.0)), standardise=True)

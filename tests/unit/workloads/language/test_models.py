@@ -3,7 +3,9 @@ import json
 import shutil
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,12 @@ from safetensors.torch import load_file
 from penstock.broker.log.replies import ProbeAnswer
 from penstock.config import settings as configuration
 from penstock.config.settings import ConfigurationError, EnvironmentSection
-from penstock.config.workload import Workload, find
+from penstock.config.workload import find
 from penstock.learner.algorithms.rows import RankGroup
 from penstock.learner.model import Model
 from penstock.policy import weights
 from penstock.policy.tokens import TokenRows
-from penstock.protocol.spaces import Discrete, Space
+from penstock.protocol.spaces import Discrete
 from penstock.runtime.lifecycle import Lifecycle
 from penstock.runtime.retry import Interrupted
 from penstock.workloads.chat.chat_environment import ChatEnvironment, people_tokenizer
@@ -52,58 +54,32 @@ from penstock.workloads.language.settings import place_of
 from penstock.workloads.language.tokenizer import Encoder, Tokenizer, TooLong, load_tokenizer, pad
 from penstock.workloads.rlhf.environment import spaces as environment_spaces
 from tests.support.experience.token_experience import batch_of, fragment, sample
-from tests.support.language.thread_watch import ThreadWatch, two_threads
 from tests.support.language.tiny_models import make_reward_model
 
-# ---- The name of a device, by that in a configuration.
 
-
-def test_what_is_named_is_taken_and_auto_is_what_there_is() -> None:
+def test_a_device_that_is_named_is_taken_and_auto_is_what_there_is() -> None:
     there = "cuda" if torch.cuda.is_available() else "cpu"
     assert [device_of(name) for name in ("cpu", "cuda:1", "auto")] == ["cpu", "cuda:1", there]
 
 
-# ---- How the learner's model of a language run is made, and what is refused.
-
-
 VOCABULARY = 36
-WORDS = Workload(
-    name="words",
-    environment="absent:steps",
-    spaces=f"{__name__}:spaces",
-    policy="penstock.workloads.language.policy:build",
-    defaults="absent:asks",
-    target=f"{__name__}:target",
-    model="penstock.workloads.language.language_model:make_model",
-    generator="absent:generates",
-    runner="absent:plays",
-)
-
-
-def spaces(section: EnvironmentSection) -> tuple[Space, Space]:
-    """Of the tiny model's tokens."""
-    return Discrete(VOCABULARY), Discrete(VOCABULARY)
-
-
-def target(section: EnvironmentSection) -> float:
-    """A score."""
-    return 0.5
 
 
 def made(base: Path, **sections: Any) -> Model:
-    """From settings as a file would give them."""
+    words = {"model": str(base), "prompts": "p", "reward": "grpc://x:1", "response_tokens": 8}
     usual: dict[str, Any] = {
-        "run": "words",
+        "workload": "rlhf",
+        "environment": {"id": "words", "kwargs": words},
         "algorithm": {"name": "token_ppo", "batch_steps": 512},
         "policy": {"kwargs": {"model": str(base), "rank": 4}},
         "actor": {"unroll_length": 24},
     }
     settings = configuration.load([usual, sections])
-    return make_model(settings, WORDS, RankGroup(), torch.device("cpu"))
+    return make_model(settings, find("rlhf"), RankGroup(), torch.device("cpu"))
 
 
 def test_a_model_publishes_its_adapter(base: Path) -> None:
-    model = made(base)
+    model = made(base, learner={"target_return": 0.5})
     module = model.algorithm.published_modules()["default"]
     assert model.weight_bytes == len(weights.encode(module)) < 100_000
     assert model.specification.schema.by_name["observation"].dtype == "int64"
@@ -112,26 +88,7 @@ def test_a_model_publishes_its_adapter(base: Path) -> None:
 
 def test_a_critic_with_an_adapter_is_the_learners_alone(base: Path) -> None:
     asked = {"model": str(base), "rank": 4, "critic": "adapter"}
-    settings = configuration.load(
-        [
-            {
-                "workload": "rlhf",
-                "environment": {
-                    "id": "words",
-                    "kwargs": {
-                        "model": str(base),
-                        "prompts": "p",
-                        "reward": "grpc://x:1",
-                        "response_tokens": 8,
-                    },
-                },
-                "policy": {"kwargs": asked},
-                "algorithm": {"name": "token_ppo", "batch_steps": 512},
-                "actor": {"unroll_length": 12},
-            }
-        ]
-    )
-    model = make_model(settings, find("rlhf"), RankGroup(), torch.device("cpu"))
+    model = made(base, policy={"kwargs": asked})
     assert "critic" not in json.loads(model.specification.policy_json)["kwargs"]
     assert any(name.startswith("critic/adapter.") for name in model.algorithm.state().tensors)
     assert model.weight_bytes == made(base).weight_bytes
@@ -144,7 +101,8 @@ def test_an_adapter_that_has_not_arrived_is_found_out_by_the_probe(base: Path) -
     rates = {"name": "token_ppo", "batch_steps": 512, "learning_rate": 2e-3, "critic_learning_rate": 2e-3}
     model = made(base, algorithm=rates)
     module, probe = model.algorithm.published_modules()["default"], model.specification.probe
-    actor = build(Discrete(VOCABULARY), Discrete(VOCABULARY), _policy(base), 5)
+    section = configuration.PolicySection(kwargs={"model": str(base), "rank": 4})
+    actor = build(Discrete(VOCABULARY), Discrete(VOCABULARY), section, 5)
     weights.load_into(actor, weights.encode(module))
     behind = actor.acting_log_prob(probe.observation, probe.action)
     written = sample(actor, (1, 20, 21), 8, 5, 0, vocabulary=VOCABULARY)
@@ -161,13 +119,8 @@ def test_an_adapter_that_has_not_arrived_is_found_out_by_the_probe(base: Path) -
         assert model.quarantine.holds(3) is held
 
 
-def _policy(base: Path) -> configuration.PolicySection:
-    return configuration.PolicySection(kwargs={"model": str(base), "rank": 4})
-
-
 def test_a_training_begins_with_weights_that_are_named(base: Path, tmp_path: Path) -> None:
-    first = made(base)
-    module = first.algorithm.published_modules()["default"]
+    module = made(base).algorithm.published_modules()["default"]
     moved = {name: np.add(array, 0.05, dtype=np.float32) for name, array in weights.snapshot(module).items()}
     file = tmp_path / "7.safetensors"
     file.write_bytes(weights.encode(moved))
@@ -175,20 +128,11 @@ def test_a_training_begins_with_weights_that_are_named(base: Path, tmp_path: Pat
     policy = begun.algorithm.published_modules()["default"]
     assert weights.encode(policy) == file.read_bytes()
     assert isinstance(policy, LanguagePolicy)
-    rows = _rows(5)
-    assert torch.equal(policy.reference_log_prob(rows), _reference(first).reference_log_prob(rows))
+    assert isinstance(module, LanguagePolicy)
+    tokens = torch.arange(3, 8).unsqueeze(0)
+    rows = TokenRows(tokens, torch.ones_like(tokens, dtype=torch.bool), torch.arange(5), tokens[0] + 1)
+    assert torch.equal(policy.reference_log_prob(rows), module.reference_log_prob(rows))
     assert not torch.equal(policy.reference_log_prob(rows), policy.outputs(rows).log_prob)
-
-
-def _reference(model: Model) -> LanguagePolicy:
-    found = model.algorithm.published_modules()["default"]
-    assert isinstance(found, LanguagePolicy)
-    return found
-
-
-def _rows(length: int) -> TokenRows:
-    tokens = torch.arange(3, 3 + length).unsqueeze(0)
-    return TokenRows(tokens, torch.ones_like(tokens, dtype=torch.bool), torch.arange(length), tokens[0] + 1)
 
 
 @pytest.mark.parametrize(
@@ -211,21 +155,13 @@ def test_weights_that_cannot_be_begun_with_are_refused(
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        (
-            {"algorithm": {"name": "ppo"}},
-            r"algorithm\.name='ppo': does not learn .* writes tokens; use token_ppo",
-        ),
+        ({"algorithm": {"name": "ppo"}}, r"algorithm\.name='ppo': does not .* writes tokens; use token_ppo"),
         ({"actor": {"unroll_length": 65}}, r"actor\.unroll_length=65: .* reads 64 tokens"),
-        ({"policy": {"kwargs": {"rank": 4}}}, r"policy\.kwargs\.model=: Field required"),
-        ({"policy": {"kwargs": {"model": "a", "ranks": 4}}}, r"policy\.kwargs\.ranks=4: Extra inputs"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(base: Path, section: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         made(base, **section)
-
-
-# ---- Where models lie, several threads that read them at once, and folders that bring code.
 
 
 def test_models_that_are_read_at_once_leave_torch_as_it_was(base: Path) -> None:
@@ -250,7 +186,6 @@ def test_a_folder_that_is_not_there_is_named(name: str) -> None:
 
 
 def plant(folder: Path, settings: str, **said: object) -> Path:
-    """Have a settings file of a model's folder name code beside it; the mark that the code would leave."""
     mark = folder / "ran"
     (folder / "evil.py").write_text(f"open({str(mark)!r}, 'w').close()\nclass Evil: pass\n")
     path = folder / settings
@@ -262,12 +197,8 @@ def test_the_code_of_a_tokenizer_is_not_run_whatever_the_terminal_says(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = Path(shutil.copytree(base, tmp_path / "model"))
-    mark = plant(
-        folder,
-        "tokenizer_config.json",
-        tokenizer_class="Evil",
-        auto_map={"AutoTokenizer": ["evil.Evil", None]},
-    )
+    brought = {"AutoTokenizer": ["evil.Evil", None]}
+    mark = plant(folder, "tokenizer_config.json", tokenizer_class="Evil", auto_map=brought)
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
     with pytest.raises(ConfigurationError, match="no tokenizer"):
         load_tokenizer(str(folder))
@@ -277,8 +208,7 @@ def test_the_code_of_a_tokenizer_is_not_run_whatever_the_terminal_says(
 def test_the_code_of_a_reward_model_is_not_run_whatever_the_terminal_says(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "reward"
-    make_reward_model(base, folder)
+    make_reward_model(base, folder := tmp_path / "reward")
     mark = plant(folder, "config.json", model_type="evil", auto_map={"AutoConfig": "evil.Evil"})
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
     with pytest.raises(ConfigurationError, match="trust_remote_code"):
@@ -287,8 +217,7 @@ def test_the_code_of_a_reward_model_is_not_run_whatever_the_terminal_says(
 
 
 def test_an_adapter_that_is_a_pickle_is_refused_by_name(base: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "reward"
-    make_reward_model(base, folder)
+    make_reward_model(base, folder := tmp_path / "reward")
     weights = load_file(folder / "adapter_model.safetensors")
     torch.save(weights, folder / "adapter_model.bin")  # noqa: TID251 - what must be refused
     RewardModel.load(folder)
@@ -304,15 +233,12 @@ def test_a_model_whose_weights_are_a_pickle_alone_is_refused(base: Path, tmp_pat
     (folder / "model.safetensors").unlink()
     with pytest.raises(ConfigurationError, match="cannot be read as a causal language model: .*safetensors"):
         make_network(LanguageSection(model=str(folder)), 0)
-    with pytest.raises(
-        ConfigurationError, match="cannot be read as a model for classification: .*safetensors"
-    ):
+    with pytest.raises(ConfigurationError, match="cannot be read as a model for classification: .*safet"):
         make_reward_model(folder, tmp_path / "reward")
 
 
 def test_an_adapter_that_names_a_module_is_refused(base: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "reward"
-    make_reward_model(base, folder)
+    make_reward_model(base, folder := tmp_path / "reward")
     plant(folder, "adapter_config.json", megatron_config={"a": 1}, megatron_core="evil")
     with pytest.raises(ConfigurationError, match="its megatron_config names a module to import"):
         RewardModel.load(folder)
@@ -320,9 +246,7 @@ def test_an_adapter_that_names_a_module_is_refused(base: Path, tmp_path: Path) -
 
 def test_a_name_that_is_no_folder_and_no_model_of_the_hub_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    remedy = (
-        "'nowhere': .*: there is no such folder, and the hub gave no model of this name .*; name a folder"
-    )
+    remedy = "'nowhere': .*: there is no such folder, and the hub gave no model of this name .*; name a f"
     with pytest.raises(ConfigurationError, match=rf"^model={remedy}"):
         load_tokenizer("nowhere")
     with pytest.raises(ConfigurationError, match=rf"^policy\.kwargs\.model={remedy}"):
@@ -331,11 +255,7 @@ def test_a_name_that_is_no_folder_and_no_model_of_the_hub_is_named(monkeypatch: 
         environment_spaces(EnvironmentSection(kwargs={"model": "nowhere"}))
 
 
-# ---- A tokenizer that is learned from texts: it knows every text, and a conversation's ids say who
-# speaks.
-
-
-def test_every_text_comes_back_as_it_was() -> None:
+def test_a_learned_tokenizer_gives_every_text_back_as_it_was() -> None:
     tokenizer = tiny_models.learn_tokenizer(["I'm well, thanks. And you?"] * 3, size=300, max_tokens=64)
     for text in ("I'm well, thanks. And you?", "Zürich: 雪 – 3 × 4!", "  ends are cut  "):
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -354,29 +274,44 @@ def test_questions_and_answers_have_ends_of_their_own() -> None:
     assert [*begun, *sampled, *more] == encoder.begin([*asked, answer, Message("user", "a")])
 
 
+class ThreadWatch(threading.Event):
+    """Notes how many threads torch has whenever a training asks whether it is to end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads = set[int]()
+
+    def is_set(self) -> bool:
+        self.threads.add(torch.get_num_threads())
+        return super().is_set()
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """Torch has two threads, also behind the test, and then as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("is_stopped", [False, True])
 def test_a_tiny_model_learns_in_one_thread_and_leaves_the_others_as_they_were(is_stopped: bool) -> None:
     tokenizer = tiny_models.build_tokenizer(["a", "b"])
     model, stop = tiny_models.build_model(tokenizer, seed=0), ThreadWatch()
-    with two_threads():
-        if is_stopped:
-            stop.set()
-            with pytest.raises(Interrupted):
-                tiny_models.pretrain(model, tokenizer, [("a", "b")], steps=1, seed=0, stop=stop)
-        else:
-            tiny_models.pretrain(model, tokenizer, [("a", "b")], steps=1, seed=0, stop=stop)
-        assert stop.threads == {1}
-        assert torch.get_num_threads() == 2
-
-
-# ---- Prompts and responses as rows of token ids.
+    if is_stopped:
+        stop.set()
+    with pytest.raises(Interrupted) if is_stopped else nullcontext():
+        tiny_models.pretrain(model, tokenizer, [("a", "b")], steps=1, seed=0, stop=stop)
+    assert stop.threads == {1}
 
 
 TEMPLATE = "{% for turn in messages %}{{ turn['role'] + ' ' + turn['content'] + ' ' }}{% endfor %}assistant"
 
 
 def tokenizer() -> Tokenizer:
-    """Whose ids are <pad> 0, <bos> 1, <eos> 2, <unk> 3, a 4, b 5, …, user 8, assistant 9."""
     return tiny_models.build_tokenizer(["a", "b", "c", "d", "user", "assistant"])
 
 
@@ -427,27 +362,18 @@ def test_a_tokenizer_without_a_pad_token_of_its_own_is_refused(
         load_tokenizer(str(tmp_path))
 
 
-def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"model=.*no tokenizer"):
-        load_tokenizer(str(tmp_path))
-
-
-# ---- Conversations in three forms, and what is said of others.
-
-
 OPENAI = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
 SHARED = {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "hello"}]}
 SINGLE = {"prompt": "hi", "response": "hello"}
 
 
 def write(folder: Path, *rows: Any, name: str = "said.jsonl") -> Path:
-    """A file of lines."""
     file = folder / name
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return file
 
 
-def test_three_forms_say_the_same(tmp_path: Path) -> None:
+def test_conversations_of_three_forms_say_the_same(tmp_path: Path) -> None:
     longer = {"messages": [*OPENAI["messages"], {"role": "user", "content": "and?"}]}
     file = write(tmp_path, OPENAI, SHARED, SINGLE, longer)
     listed = tmp_path / "list.json"
@@ -491,11 +417,7 @@ def test_files_that_cannot_be_read_are_refused_by_name(tmp_path: Path) -> None:
         read_conversations([tmp_path / "bad.jsonl"])
 
 
-# ---- Conversations of a package: they take turns, each is there once, and a measure is made of their
-# answers.
-
-
-def test_they_take_turns_and_each_is_there_once() -> None:
+def test_packaged_conversations_take_turns_and_each_is_there_once() -> None:
     found = packaged_conversations()
     assert len(found) > 700
     for one in found:
@@ -519,100 +441,84 @@ def test_an_answer_is_measured_by_the_nearest_that_is_known() -> None:
     assert 0 < closeness([question], [answer.split()[0]])[0] < 1
 
 
-# ---- A base from conversations: it learns, it is read by everything else, and it can be trained further.
-
-
 SETTINGS = ("epochs=12", "max_tokens=48", "hidden=32", "layers=1", "learning_rate=1e-2")
 
 
 @pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Talks of two answers, and one that is none."""
+def talks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Conversations of two answers, and one that is none."""
     rng, rows = np.random.default_rng(0), []
     for _ in range(150):
         messages = []
         for _turn in range(2):
-            prompt = draw_prompt(rng)
-            messages += [
-                {"role": "user", "content": prompt},
-                {"role": "assistant", "content": draw_response(rng, prompt)},
-            ]
+            messages.append({"role": "user", "content": draw_prompt(rng)})
+            answer = draw_response(rng, messages[-1]["content"])
+            messages.append({"role": "assistant", "content": answer})
         rows.append({"messages": messages})
-    file = tmp_path_factory.mktemp("talks") / "talks.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"messages": []}]))
-    return file
+    return write(tmp_path_factory.mktemp("talks"), *rows, {"messages": []}, name="talks.jsonl")
 
 
 @pytest.fixture(scope="module")
-def base_base(file: Path) -> Path:
-    """What the command writes."""
-    out = file.parent / "base"
-    assert (
-        train_base(Lifecycle("pretrain"), [file], out, model=None, assignments=SETTINGS, as_json=False) == 0
-    )
+def talker(talks: Path) -> Path:
+    """What the command makes of them."""
+    out, life = talks.parent / "base", Lifecycle("pretrain")
+    assert train_base(life, [talks], out, model=None, assignments=SETTINGS, as_json=False) == 0
     return out
 
 
-def test_a_base_has_learned_how_people_are_answered(base_base: Path) -> None:
-    told = json.loads((base_base / RESULT).read_text())
+def test_a_base_has_learned_how_people_are_answered(talker: Path) -> None:
+    told = json.loads((talker / RESULT).read_text())
     assert told["loss"] < told["loss_before"] - 0.5
     assert told["conversations"] + told["held_out"] == 150
     assert 3 <= told["held_out"] <= 40
     assert told["bad_shown"] == ["talks.jsonl line 151: prompt is an empty conversation"]
 
 
-def test_an_environment_speaks_with_its_tokenizer(base_base: Path) -> None:
-    environment = ChatEnvironment(model=str(base_base), max_length=48)
+def test_an_environment_speaks_with_its_tokenizer(talker: Path) -> None:
+    environment = ChatEnvironment(model=str(talker), max_length=48)
     observation, info = environment.reset(seed=0)
     assert info["messages"][0]["role"] == "user"
     assert (observation != environment._tokenizer.unk_token_id).all()
 
 
-def test_a_model_that_is_there_is_trained_further(base_base: Path, file: Path) -> None:
-    before = (base_base / "model.safetensors").read_bytes()
+def test_a_model_that_is_there_is_trained_further(talker: Path, talks: Path) -> None:
+    before = (talker / "model.safetensors").read_bytes()
     settings = pretraining_settings(["epochs=1", "max_tokens=48", "learning_rate=1e-4"])
-    told = pretrain_base([file], file.parent / "further", settings, model=str(base_base))
-    known = json.loads((base_base / RESULT).read_text())
+    told = pretrain_base([talks], talks.parent / "further", settings, model=str(talker))
+    known = json.loads((talker / RESULT).read_text())
     assert told["loss_before"] == pytest.approx(known["loss"], abs=1e-3)
-    assert (base_base / "model.safetensors").read_bytes() == before
+    assert (talker / "model.safetensors").read_bytes() == before
 
 
+@pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize(("is_small", "threads"), [(True, 1), (False, 2)])
 def test_a_small_model_of_its_own_is_trained_in_one_thread(
-    base_base: Path, file: Path, tmp_path: Path, is_small: bool, threads: int
+    talker: Path, talks: Path, tmp_path: Path, is_small: bool, threads: int
 ) -> None:
     watch, settings = ThreadWatch(), pretraining_settings([*SETTINGS, "epochs=0.1"])
-    with two_threads():
-        pretrain_base(
-            [file], tmp_path / "base", settings, model=None if is_small else str(base_base), stop=watch
-        )
-        assert watch.threads == {threads}
-        assert torch.get_num_threads() == 2
+    model = None if is_small else str(talker)
+    pretrain_base([talks], tmp_path / "base", settings, model=model, stop=watch)
+    assert watch.threads == {threads}
 
 
-def test_what_cannot_be_used_is_refused_by_name(base_base: Path, file: Path) -> None:
+def test_what_cannot_be_used_is_refused_by_name(talker: Path, talks: Path) -> None:
     settings = pretraining_settings(SETTINGS)
-    long = file.parent / "long.jsonl"
+    long = talks.parent / "long.jsonl"
     long.write_text(json.dumps({"prompt": "how", "response": "the " * 20}) + "\n")
     with pytest.raises(ConfigurationError, match="holds a model already"):
-        pretrain_base([file], base_base, settings)
+        pretrain_base([talks], talker, settings)
     for text, said in (("epochs=0", "epochs=0"), ("hidden=30", "hidden=30: must be a multiple of 4")):
         with pytest.raises(ConfigurationError, match=said):
             pretraining_settings([text])
     with pytest.raises(ConfigurationError, match="there is no such folder"):
-        pretrain_base([file], file.parent / "never", settings, model="./nowhere")
-    with pytest.raises(
-        ConfigurationError, match="no conversation is left to train on, or to hold out; give more"
-    ):
-        pretrain_base([long], file.parent / "never", pretraining_settings(["max_tokens=8"]))
+        pretrain_base([talks], talks.parent / "never", settings, model="./nowhere")
+    with pytest.raises(ConfigurationError, match="no conversation is left to train on, or to hold out"):
+        pretrain_base([long], talks.parent / "never", pretraining_settings(["max_tokens=8"]))
     stop = threading.Event()
     stop.set()
     with pytest.raises(Interrupted):
-        pretrain_base([file], file.parent / "stopped", settings, stop=stop)
-    assert not (file.parent / "stopped").exists()
-
-
-# ---- What of a conversation is learned.
+        pretrain_base([talks], talks.parent / "stopped", settings, stop=stop)
+    assert not (talks.parent / "stopped").exists()
 
 
 TOKENIZER = people_tokenizer()

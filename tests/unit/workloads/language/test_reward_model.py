@@ -19,7 +19,6 @@ from penstock.workloads.chat.people import population
 from penstock.workloads.language.feedback import Preference, Scored, Source, parse_scale
 from penstock.workloads.language.pretraining import tiny_models
 from penstock.workloads.language.reward import reward_model
-from penstock.workloads.language.reward import reward_model as networks
 from penstock.workloads.language.reward.heads import (
     LEAST,
     Calibration,
@@ -49,11 +48,8 @@ from penstock.workloads.language.reward.reward_source import (
 from penstock.workloads.language.reward.training import RATING_WEIGHT, Order, heads_loss, train
 from penstock.workloads.language.settings import RewardTraining
 from penstock.workloads.language.tokenizer import load_tokenizer
-from penstock.workloads.rlhf.sentiment import WORDS
 from tests.support.chat.opinions import feedback
 from tests.support.language.tiny_models import disturbed, make_chat_base, make_reward_model, samples
-
-# ---- Heads as they are declared, and their ratings as shares.
 
 
 def test_a_rating_becomes_a_share_of_its_scale() -> None:
@@ -81,32 +77,21 @@ def test_what_declares_no_heads_is_refused_by_name(texts: list[str], said: str) 
         parse_heads(texts)
 
 
-# ---- Unrated responses move nothing, and each kind of rating pulls its head to what was said.
-
-
 NAN = float("nan")
 HEADS = parse_heads(["thumb=thumbs", "relevance=stars"])
 NO_PAIRS = torch.zeros(0, 2)
 
 
-def test_it_is_the_sum_over_heads_of_means_over_what_was_said() -> None:
-    logits = torch.tensor([[0.0, 0.0], [math.log(3.0), 5.0]])
-    targets = torch.tensor([[1.0, 1.0], [0.0, NAN]])
+def test_a_loss_is_the_sum_over_heads_of_means_over_what_was_said() -> None:
+    logits = torch.tensor([[0.0, 0.0], [math.log(3.0), 5.0], [1.0, 1.0]], requires_grad=True)
+    targets = torch.tensor([[1.0, 1.0], [0.0, NAN], [NAN, NAN]])
     choice = (math.log(2) + math.log(4)) / 2
-    assert float(heads_loss(logits, targets, HEADS, NO_PAIRS, 0.0)) == pytest.approx(
-        choice + RATING_WEIGHT * 0.25
-    )
-
-
-def test_what_is_missing_has_no_gradient() -> None:
-    logits = torch.randn(3, 2, requires_grad=True)
-    targets = torch.tensor([[1.0, NAN], [NAN, NAN], [0.0, NAN]])
-    heads_loss(logits, targets, HEADS, NO_PAIRS, 0.0).backward()
+    loss = heads_loss(logits, targets, HEADS, NO_PAIRS, 0.0)
+    assert loss.item() == pytest.approx(choice + RATING_WEIGHT * 0.25)
+    loss.backward()
     assert logits.grad is not None
+    assert torch.equal(logits.grad != 0, ~targets.isnan())
     assert logits.grad.isfinite().all()
-    assert (logits.grad[:, 1] == 0).all()
-    assert (logits.grad[1] == 0).all()
-    assert (logits.grad[[0, 2], 0] != 0).all()
 
 
 def test_a_pair_pulls_its_numbers_apart_and_to_zero_together() -> None:
@@ -134,9 +119,6 @@ def test_the_least_loss_is_at_the_mean_of_what_was_said(head: int) -> None:
     assert float(shares[losses.index(min(losses))]) == pytest.approx(0.75)
 
 
-# ---- Measures by hand.
-
-
 def test_measures_are_of_what_was_said_alone() -> None:
     shares = np.array([[0.9, 0.5], [0.4, 0.5], [0.4, 0.5]])
     targets = np.array([[1.0, NAN], [1.0, NAN], [0.0, 0.25]])
@@ -158,26 +140,20 @@ def test_an_area_agrees_with_counting_every_pair() -> None:
     assert area_under_curve(above, below[:0]) is None
 
 
-# ---- A model of several heads: trained, saved, read again, asked, and taught more.
-
-
 SAMPLES = [Sample(prompt="how soil rose", response="gladly seed"), Sample(prompt="why map", response="maybe")]
 
 
 def rows(seed: int, count: int = 60) -> list[dict[str, Any]]:
-    """What people say of so many responses, and a few pairs."""
     return list(
         feedback(population(9, seed=0), np.random.default_rng(seed), rated=count, compared=count // 3)
     )
 
 
 def source_of(file: Path) -> Source:
-    """Feedback whose scales are those of the heads."""
     return Source(place=str(file), scale=parse_scale("none"))
 
 
 def order(folder: Path, **said: Any) -> Order:
-    """A short training, on feedback in which one row is bad."""
     file = folder / "said.jsonl"
     text = "".join(json.dumps(one) + "\n" for one in [*rows(0), {"prompt": "tree", "key": "thumb"}])
     file.write_text(text)
@@ -188,7 +164,6 @@ def order(folder: Path, **said: Any) -> Order:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a base and a trained model."""
     folder = tmp_path_factory.mktemp("heads")
     make_chat_base(folder / "base", steps=2, texts=64)
     results = train(order(folder))
@@ -198,7 +173,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_what_is_read_again_says_the_same(place: Path) -> None:
+def test_a_model_of_heads_that_is_read_again_says_the_same(place: Path) -> None:
     model = HeadsModel.load(place / "model")
     said = model.judge(SAMPLES)
     assert all(0 < share < 1 for one in said for share in one.shares.values())
@@ -226,7 +201,7 @@ def test_what_somebody_said_counts_instead_of_the_guess(place: Path) -> None:
         model.score_response(prompt, response, {"relevance": 7})
 
 
-def test_more_feedback_teaches_it_more(place: Path) -> None:
+def test_more_feedback_teaches_a_model_of_heads_more(place: Path) -> None:
     model = HeadsModel.load(place / "model")
     before = model.judge(SAMPLES)[0].shares["thumb"]
     same = {"prompt": "how soil rose", "response": "gladly seed", "key": "thumb", "score": False}
@@ -244,7 +219,7 @@ def test_more_feedback_teaches_it_more(place: Path) -> None:
         model.update_from_feedback([{**same, "score": None}])
 
 
-def test_weights_say_what_counts(place: Path) -> None:
+def test_weights_of_heads_say_what_counts(place: Path) -> None:
     train(order(place, out=place / "weighed", weights={"thumb": 0.0, "preferred": 1.0}))
     [said] = HeadsModel.load(place / "weighed").judge(SAMPLES[:1])
     assert said.reward == pytest.approx((said.shares["relevance"] + said.shares["preferred"]) / 2)
@@ -289,46 +264,46 @@ def test_what_cannot_be_used_is_refused_by_name(place: Path) -> None:
         HeadsModel.load(place / "model").judge([Sample(prompt_ids=(1,), response_ids=(9999,))])
 
 
-# ---- How a reward model is judged, on numbers that can be checked by hand.
-
-
 def scored(score: float, prompt: str = "p") -> Scored:
-    """An example of that score."""
     return Scored(prompt=prompt, response="r", score=score, where="")
 
 
 PAIR = Preference(prompt="p", chosen="a", rejected="b", where="")
 
 
-def test_scores() -> None:
+def test_scores_have_errors_and_a_line_and_nothing_has_none() -> None:
     found = measure([scored(1.0), scored(-1.0, "q")], [(0.5,), (0.0,)])
     assert (0.625, 0.75) == (found.mse, found.mae)
     assert (4.0, -1.0) == pytest.approx((found.slope, found.intercept))
     assert (2, 0, None, None) == (found.scored, found.pairs, found.pair_accuracy, found.calibration_error)
+    assert Measures() == measure([], [])
+    assert measure([scored(1.0), scored(0.0)], [(2.0,), (2.0,)]).slope is None
 
 
-def test_pairs_given_and_pairs_of_one_prompt() -> None:
+def test_pairs_that_are_given_and_pairs_of_one_prompt_are_measured() -> None:
     assert 0.5 == measure([PAIR] * 3, [(1.0, 0.0), (0.0, 1.0), (2.0, 2.0)]).pair_accuracy
     found = measure([scored(1.0), scored(1.0), scored(0.0)], [(3.0,), (1.0,), (2.0,)])
     assert (2, 0.5) == (found.pairs, found.pair_accuracy)
 
 
-@pytest.mark.parametrize(("pairs", "accuracy"), [(100, 0.6), (100, 0.3), (400, 0.54)])
-def test_what_chance_gives_as_well_is_doubted(pairs: int, accuracy: float) -> None:
+@pytest.mark.parametrize(
+    ("pairs", "accuracy", "width"),
+    [
+        (100, 0.6, "± 0.1"),
+        (100, 0.3, "± 0.1"),
+        (400, 0.54, "± 0.05"),
+        (100, 0.61, ""),
+        (400, 0.56, ""),
+        (5, 1.0, ""),
+        (0, None, ""),
+    ],
+)
+def test_what_chance_gives_as_well_is_doubted(pairs: int, accuracy: float | None, width: str) -> None:
     said = doubt(asdict(Measures(pairs=pairs, pair_accuracy=accuracy)))
-    assert f"pair_accuracy {accuracy} of {pairs} pairs" in said
-    assert ("± 0.05" if pairs == 400 else "± 0.1") in said
-
-
-@pytest.mark.parametrize(("pairs", "accuracy"), [(100, 0.61), (400, 0.56), (5, 1.0), (0, None)])
-def test_what_chance_does_not_give_is_not_doubted(pairs: int, accuracy: float | None) -> None:
-    assert not doubt(asdict(Measures(pairs=pairs, pair_accuracy=accuracy)))
+    assert bool(said) is bool(width)
+    assert (f"pair_accuracy {accuracy} of {pairs} pairs" in said) is bool(width)
+    assert width in said
     assert not doubt(None)
-
-
-def test_nothing_to_measure_is_none() -> None:
-    assert Measures() == measure([], [])
-    assert measure([scored(1.0), scored(0.0)], [(2.0,), (2.0,)]).slope is None
 
 
 def test_a_calibrated_model_has_no_calibration_error() -> None:
@@ -337,10 +312,7 @@ def test_a_calibrated_model_has_no_calibration_error() -> None:
     assert expected_calibration_error(np.array([50.0] * 3 + [-50.0])) == pytest.approx(0.25)
 
 
-# ---- A head's numbers become the share of people who say yes.
-
-
-def test_it_finds_the_line_that_made_the_answers() -> None:
+def test_a_calibration_finds_the_line_that_made_the_answers() -> None:
     rng = np.random.default_rng(0)
     logits = 2 * rng.standard_normal(20_000)
     said = (rng.random(20_000) < 1 / (1 + np.exp(-(0.5 * logits - 1)))).astype(np.float64)
@@ -351,13 +323,13 @@ def test_it_finds_the_line_that_made_the_answers() -> None:
     assert (measure_head(Calibration().share(logits), said).calibration_error or 0) > 0.1
 
 
-def test_shares_between_no_and_yes_are_met_in_the_middle() -> None:
+def test_a_calibration_meets_shares_between_no_and_yes_in_the_middle() -> None:
     found = calibrate(np.random.default_rng(1).standard_normal(500), np.full(500, 0.7))
     assert found.share(np.array([-1.0, 0.0, 1.0])) == pytest.approx(0.7, abs=0.02)
 
 
 @pytest.mark.parametrize("how", ["few", "turned", "certain"])
-def test_it_leaves_alone_what_it_cannot_judge(how: str) -> None:
+def test_a_calibration_leaves_alone_what_it_cannot_judge(how: str) -> None:
     logits = np.linspace(-2, 2, 200)
     said = (logits > 0).astype(np.float64)
     if how == "few":
@@ -370,31 +342,26 @@ def test_it_leaves_alone_what_it_cannot_judge(how: str) -> None:
         assert np.isfinite([found.slope, found.shift]).all()
 
 
-# ---- A reward model scores the same in each process that loads it, however its rows are laid out.
-
-
-REWARD_MODEL_SAMPLES = samples()
-
-
-def saved(base: Path, folder: Path, *, lora: bool = True) -> tuple[Path, list[float]]:
-    """A model's folder, and the scores that it gave before it was saved."""
-    return folder, make_reward_model(base, folder, lora=lora)
+TEXTS = samples()
 
 
 @pytest.mark.parametrize("lora", [True, False])
 def test_scores_survive_save_and_load(base: Path, tmp_path: Path, lora: bool) -> None:
-    folder, scores = saved(base, tmp_path / "reward", lora=lora)
+    scores = make_reward_model(base, folder := tmp_path / "reward", lora=lora)
     loaded = RewardModel.load(folder)
-    rewards = loaded.score(REWARD_MODEL_SAMPLES)
+    rewards = loaded.score(TEXTS)
     assert np.ptp(scores) > 0.1
     assert rewards.values == pytest.approx(scores, abs=1e-6)
     assert (0.25, 2.0, "reward") == (rewards.by.mean, rewards.by.std, rewards.by.name)
+    # None of these can run code.
+    names = {path.suffix for path in folder.rglob("*") if path.is_file()}
+    assert names <= {".json", ".safetensors", ".md", ".jinja", ".txt"}
 
 
 def test_transformers_and_peft_alone_give_the_same_scores(base: Path, tmp_path: Path) -> None:
-    folder, scores = saved(base, tmp_path / "reward")
+    scores = make_reward_model(base, folder := tmp_path / "reward")
     network, tokenizer = plainly(base, folder)
-    for sample, score in zip(REWARD_MODEL_SAMPLES, scores, strict=True):
+    for sample, score in zip(TEXTS, scores, strict=True):
         inputs = tokenizer(f"{sample.prompt} {sample.response} <eos>", return_tensors="pt")
         with torch.no_grad():
             (logit,) = network(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits[
@@ -405,20 +372,19 @@ def test_transformers_and_peft_alone_give_the_same_scores(base: Path, tmp_path: 
 
 
 def plainly(base: Path, folder: Path) -> tuple[Network, Any]:
-    """Network and tokenizer, as docs/rlhf.md says."""
     config = AutoConfig.from_pretrained(folder)
     plain = AutoModelForSequenceClassification.from_pretrained(base, config=config, dtype=torch.float32)
     return PeftModel.from_pretrained(plain, folder).eval(), AutoTokenizer.from_pretrained(folder)
 
 
 def test_the_side_of_the_padding_does_not_change_a_score(base: Path, tmp_path: Path) -> None:
-    folder, _ = saved(base, tmp_path / "reward")
+    make_reward_model(base, folder := tmp_path / "reward")
     network, tokenizer = plainly(base, folder)
     network.double()
     loaded = RewardModel.load(folder)
     loaded.network.double()
     expected = exactly(loaded)
-    texts = [f"{one.prompt} {one.response} <eos>" for one in REWARD_MODEL_SAMPLES]
+    texts = [f"{one.prompt} {one.response} <eos>" for one in TEXTS]
     for side in ("right", "left"):
         inputs = tokenizer(texts, padding=True, padding_side=side, return_tensors="pt")
         positions = (inputs["attention_mask"].cumsum(1) - 1).clamp(min=0)
@@ -431,43 +397,40 @@ def test_the_side_of_the_padding_does_not_change_a_score(base: Path, tmp_path: P
     assert exactly(loaded) == expected
 
 
-def exactly(model: RewardModel, chosen: Sequence[Sample] = REWARD_MODEL_SAMPLES) -> list[float]:
-    """Scores before they are rounded to float32."""
+def exactly(model: RewardModel, chosen: Sequence[Sample] = TEXTS) -> list[float]:
     scores: list[float] = []
     model.network.register_forward_hook(lambda _module, _given, out: scores.extend(out.logits[:, 0].tolist()))
     rows = [model.encode(sample) for sample in chosen]
     order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
-    networks.score_rows(model.network, rows)
+    reward_model.score_rows(model.network, rows)
     return [score for _, score in sorted(zip(order, scores, strict=True))]
 
 
 def test_order_and_company_of_a_row_do_not_change_its_score(base: Path, tmp_path: Path) -> None:
-    folder, _ = saved(base, tmp_path / "reward")
+    make_reward_model(base, folder := tmp_path / "reward")
     loaded = RewardModel.load(folder)
-    scores = loaded.score(REWARD_MODEL_SAMPLES).values
-    assert loaded.score(REWARD_MODEL_SAMPLES[::-1]).values[::-1] == pytest.approx(scores, abs=1e-5)
-    assert [loaded.score([sample]).values[0] for sample in REWARD_MODEL_SAMPLES] == pytest.approx(
-        scores, abs=1e-5
-    )
+    scores = loaded.score(TEXTS).values
+    assert loaded.score(TEXTS[::-1]).values[::-1] == pytest.approx(scores, abs=1e-5)
+    assert [loaded.score([one]).values[0] for one in TEXTS] == pytest.approx(scores, abs=1e-5)
 
 
 def test_batches_stay_below_their_size_and_hold_every_row_once(base: Path) -> None:
     network, encoder = disturbed(base, lora=True)
-    rows = [encoder.encode(one.prompt, one.response) for one in REWARD_MODEL_SAMPLES]
+    rows = [encoder.encode(one.prompt, one.response) for one in TEXTS]
     widths: list[int] = []
     network.get_input_embeddings().register_forward_hook(
         lambda _module, arguments, _out: widths.append(arguments[0].numel())
     )
-    few = networks.score_rows(network, rows, batch_tokens=40)
+    few = reward_model.score_rows(network, rows, batch_tokens=40)
     assert len(widths) > 5
     assert max(widths) <= 40
-    assert few == pytest.approx(networks.score_rows(network, rows), abs=1e-5)
+    assert few == pytest.approx(reward_model.score_rows(network, rows), abs=1e-5)
 
 
 def test_token_ids_are_read_as_they_were_sampled(base: Path, tmp_path: Path) -> None:
-    folder, scores = saved(base, tmp_path / "reward")
+    scores = make_reward_model(base, folder := tmp_path / "reward")
     loaded = RewardModel.load(folder)
-    sample = REWARD_MODEL_SAMPLES[0]
+    sample = TEXTS[0]
     prompt_ids = tuple(loaded.encoder.prompt_ids(sample.prompt))
     response_ids = tuple(loaded.encoder.response_ids(sample.response))
     by_ids = Sample(prompt="x", response="y", prompt_ids=prompt_ids, response_ids=response_ids)
@@ -477,7 +440,7 @@ def test_token_ids_are_read_as_they_were_sampled(base: Path, tmp_path: Path) -> 
 
 
 def test_a_response_that_its_length_ended_is_read_without_an_end(base: Path, tmp_path: Path) -> None:
-    folder, _ = saved(base, tmp_path / "reward")
+    make_reward_model(base, folder := tmp_path / "reward")
     encoder = RewardModel.load(folder).encode
     eos = load_tokenizer(str(base)).eos_token_id
     ended, cut = (
@@ -490,36 +453,21 @@ def test_a_response_that_its_length_ended_is_read_without_an_end(base: Path, tmp
     assert encoder(Sample(prompt_ids=tuple(row[:-2]), response_ids=tuple(row[-2:]), cut_short=True)) == row
 
 
-@pytest.mark.parametrize(
-    ("sample", "message"),
-    [
-        (Sample(response_ids=(4, 10_000)), "token id 10000 of a vocabulary of 36"),
-        (Sample(response_ids=(4,) * 65), "the response has 65 tokens, 64 fit"),
-    ],
-)
-def test_a_sample_that_cannot_be_scored_is_refused(
-    base: Path, tmp_path: Path, sample: Sample, message: str
-) -> None:
-    folder, _ = saved(base, tmp_path / "reward")
-    with pytest.raises(BadSample, match=message):
-        RewardModel.load(folder).score([sample])
-
-
 def test_another_base_model_is_found_out(base: Path, tmp_path: Path) -> None:
-    folder, scores = saved(base, tmp_path / "reward")
+    scores = make_reward_model(base, folder := tmp_path / "reward")
     tokenizer = load_tokenizer(str(base))
     tiny_models.save(tiny_models.build_model(tokenizer, seed=5), tokenizer, tmp_path / "other")
     with pytest.raises(ConfigurationError, match="is its base model .* another one now"):
         RewardModel.load(folder, base=str(tmp_path / "other"))
     shutil.copytree(base, tmp_path / "moved")
     moved = RewardModel.load(folder, base=str(tmp_path / "moved"))
-    assert moved.score(REWARD_MODEL_SAMPLES).values == pytest.approx(scores, abs=1e-6)
+    assert moved.score(TEXTS).values == pytest.approx(scores, abs=1e-6)
 
 
 def test_a_folder_that_holds_none_is_named(base: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="name a folder that `penstock rlhf reward train` wrote"):
         RewardModel.load(tmp_path)
-    folder, _ = saved(base, tmp_path / "reward")
+    make_reward_model(base, folder := tmp_path / "reward")
     adapter = json.loads((folder / "adapter_config.json").read_text())
     adapter["base_model_name_or_path"] = str(tmp_path / "gone")
     (folder / "adapter_config.json").write_text(json.dumps(adapter))
@@ -528,23 +476,9 @@ def test_a_folder_that_holds_none_is_named(base: Path, tmp_path: Path) -> None:
 
 
 def test_the_sha256_names_the_scores(base: Path, tmp_path: Path) -> None:
-    folder, _ = saved(base, tmp_path / "reward")
+    make_reward_model(base, folder := tmp_path / "reward")
     shutil.copytree(folder, tmp_path / "copy")
-    other, _ = saved(base, tmp_path / "other", lora=False)
+    make_reward_model(base, other := tmp_path / "other", lora=False)
     first, copy, full = (reward_model.weights_sha256(one) for one in (folder, tmp_path / "copy", other))
     assert first == copy
     assert first != full
-
-
-def test_nothing_that_is_saved_can_run_code(base: Path, tmp_path: Path) -> None:
-    folder, _ = saved(base, tmp_path / "reward")
-    names = {path.suffix for path in folder.rglob("*") if path.is_file()}
-    assert names <= {".json", ".safetensors", ".md", ".jinja", ".txt"}
-
-
-def test_the_vocabulary_of_the_tiny_model_fits() -> None:
-    tokenizer = tiny_models.build_tokenizer(WORDS)
-    assert len(WORDS) + 4 == len(tokenizer) <= 64
-    assert 3 == len({tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id})
-    network = tiny_models.build_model(tokenizer, seed=0)
-    assert 50_000 < sum(weight.numel() for weight in network.parameters()) < 200_000

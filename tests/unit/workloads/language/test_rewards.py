@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ import grpc
 import numpy as np
 import pytest
 import torch
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 from safetensors.torch import load_file
 from torch.nn import functional
 from transformers import TrainerCallback
@@ -33,12 +31,7 @@ from penstock.workloads.language.feedback import Judged, Preference, Source, par
 from penstock.workloads.language.prompt import Message, Prompt
 from penstock.workloads.language.reward import reward_client, reward_service
 from penstock.workloads.language.reward import training as fitting
-from penstock.workloads.language.reward.heads import (
-    parse_heads,
-    read_opinions,
-    split_opinions,
-    to_opinions,
-)
+from penstock.workloads.language.reward.heads import parse_heads, read_opinions, split_opinions, to_opinions
 from penstock.workloads.language.reward.reward_client import HttpRewards, RewardClient
 from penstock.workloads.language.reward.reward_model import RewardModel, open_source
 from penstock.workloads.language.reward.reward_service import CALLS, Batcher, main
@@ -56,10 +49,7 @@ from penstock.workloads.language.settings import RewardTraining, training_settin
 from penstock.workloads.rlhf.sentiment import Sentiment
 from tests.support.language.known_sentiment import pairs as pairs_of
 from tests.support.language.tiny_models import make_reward_model, samples
-
-# ---- The reward service on a real connection, in a thread of this process: scores, limits, company,
-# health.
-
+from tests.support.run.harness import reward_endpoint
 
 PATIENCE_S = 60.0
 SCORE = "/penstock.v1.RewardService/Score"
@@ -67,59 +57,46 @@ SCORE = "/penstock.v1.RewardService/Score"
 
 @dataclass(frozen=True)
 class Served:
-    """A service, and the scores that its model gives `samples()`."""
-
     address: str
     scores: list[float]
 
 
 @pytest.fixture
 def server(base: Path, tmp_path: Path, short_folder: Path) -> Iterator[Served]:
-    """One that serves until the test is over."""
     scores = make_reward_model(base, tmp_path / "reward")
     address, lifecycle = f"unix:{short_folder}/reward.sock", Lifecycle("reward")
-    told: list[int] = []
-
-    def serve() -> None:
-        told.append(
-            main(lifecycle, Settings(), folder=tmp_path / "reward", base=None, device="cpu", listen=address)
+    folder = tmp_path / "reward"
+    with ThreadPoolExecutor(1) as threads:
+        code = threads.submit(
+            main, lifecycle, Settings(), folder=folder, base=None, device="cpu", listen=address
         )
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    with open_channel(address, Credentials()) as channel:
-        grpc.channel_ready_future(channel).result(PATIENCE_S)
-    yield Served(address, scores)
-    lifecycle.drain("the test is over")
-    thread.join(PATIENCE_S)
-    assert [0] == told
+        with open_channel(address, Credentials()) as channel:
+            grpc.channel_ready_future(channel).result(PATIENCE_S)
+        yield Served(address, scores)
+        lifecycle.drain("the test is over")
+        assert code.result(PATIENCE_S) == 0
 
 
 @pytest.fixture
 def client(server: Served) -> Iterator[RewardClient]:
-    """Of that one."""
     opened = RewardClient(server.address, deadline_s=PATIENCE_S)
     yield opened
     opened.close()
 
 
-def test_a_model_of_one_head_expects_nothing_of_people(client: RewardClient) -> None:
-    with pytest.raises(BadSample, match="--head NAME=SCALE"):
-        client.judge(samples()[0])
-
-
-def test_its_scores_are_the_models_own(server: Served, client: RewardClient) -> None:
+def test_a_reward_service_scores_as_its_model_does(server: Served, client: RewardClient) -> None:
     rewards = client.score(samples())
     assert rewards.values == pytest.approx(server.scores, abs=1e-6)
     assert ("reward", 0.25, 2.0) == (rewards.by.name, rewards.by.mean, rewards.by.std)
     assert 64 == len(rewards.by.sha256)
     assert rewards.by == client.describe()
     assert () == client.score([]).values
+    with pytest.raises(BadSample, match="--head NAME=SCALE"):
+        client.judge(samples()[0])
 
 
 def test_calls_that_come_at_once_are_scored_together(server: Served, client: RewardClient) -> None:
-    before = passes()
-    calls = 64
+    before, calls = passes(), 64
     begin = threading.Barrier(calls)
 
     def call(_index: int) -> Sequence[float | None]:
@@ -133,9 +110,8 @@ def test_calls_that_come_at_once_are_scored_together(server: Served, client: Rew
 
 
 def passes() -> int:
-    """Forward passes so far."""
     rows = metrics.exposition("reward").decode().splitlines()
-    (row,) = [row for row in rows if row.startswith("penstock_reward_batch_rows_count")]
+    (row,) = (row for row in rows if row.startswith("penstock_reward_batch_rows_count"))
     return int(float(row.split()[-1]))
 
 
@@ -150,10 +126,7 @@ def test_a_call_of_more_samples_than_a_request_holds_is_sent_as_several(
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (
-            Sample(prompt="tree", response_ids=(4, 99_999)),
-            r"samples\[1\]: token id 99999 of a vocabulary of 36",
-        ),
+        (Sample(prompt="tree", response_ids=(4, 99_999)), r"samples\[1\]: token id 99999 of a vocabulary"),
         (Sample(prompt="tree", response="good " * 100), r"samples\[1\]: the response has 101 tokens, 64 fit"),
         (Sample(prompt="x" * 2_000_000, response="good"), r"samples\[1\]: .* bytes, at most"),
     ],
@@ -164,30 +137,17 @@ def test_a_sample_that_cannot_be_scored_is_named(client: RewardClient, bad: Samp
     assert client.score(samples()[:1]).values
 
 
-def empty_samples(count: int) -> bytes:
-    """Two bytes each."""
-    return b"\x0a\x00" * count
-
-
-def conversation(turns: int) -> bytes:
-    """One sample of empty messages, two bytes each."""
-    inside = b"\x12\x00" * turns
-    size = len(inside)
-    prefix = bytearray(b"\x0a")
-    while size > 127:
-        prefix.append(size & 127 | 128)
-        size >>= 7
-    prefix.append(size)
-    return bytes(prefix) + inside
+EMPTY_SAMPLE = b"\x0a\x00"
 
 
 @pytest.mark.parametrize(
     ("data", "words"),
     [
         (b"\xff\xff\xff", "Score: byte"),
-        (empty_samples(MAX_REWARD_SAMPLES + 1), "samples: more than 1024"),
-        (empty_samples(4_000_000), "samples: more than 1024"),
-        (conversation(2_000_000), "fields; send less at once"),
+        (EMPTY_SAMPLE * (MAX_REWARD_SAMPLES + 1), "samples: more than 1024"),
+        (EMPTY_SAMPLE * 4_000_000, "samples: more than 1024"),
+        # One sample of two million empty messages, whose length is a varint of four bytes.
+        (b"\x0a\x80\x92\xf4\x01" + b"\x12\x00" * 2_000_000, "fields; send less at once"),
     ],
     ids=["noise", "one-more", "millions", "turns"],
 )
@@ -203,23 +163,15 @@ def test_what_would_unfold_to_too_much_is_not_parsed(server: Served, data: bytes
 
 
 def resident_bytes() -> int:
-    """Of this process, which is the service's too."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_no_samples_are_a_refusal(server: Served) -> None:
+def test_a_request_without_samples_is_refused(server: Served) -> None:
     with open_channel(server.address, Credentials()) as channel:
         call: Any = channel.unary_unary(SCORE, pb.ScoreRequest.SerializeToString, pb.ScoreReply.FromString)
         reply = call(pb.ScoreRequest(), timeout=PATIENCE_S)
     assert Reason.INVALID == reply.refusal.reason
     assert not reply.HasField("model")
-
-
-def test_health_and_reflection_stand_beside_it(server: Served) -> None:
-    with open_channel(server.address, Credentials()) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        request = health_pb2.HealthCheckRequest(service="penstock.v1.RewardService")
-        assert health_pb2.HealthCheckResponse.SERVING == stub.Check(request, timeout=PATIENCE_S).status
 
 
 def test_a_closed_client_and_one_that_finds_no_server_are_unavailable(short_folder: Path) -> None:
@@ -270,74 +222,53 @@ def test_every_call_of_the_service_has_its_parties() -> None:
     assert CALLS.keys() == {f"/{service.full_name}/{method.name}" for method in service.methods}
 
 
-# ---- Rewards from functions and endpoints: what is a reward, what is none, and what is an error.
-
-
 SAMPLES = [Sample(prompt="p", response=text) for text in ("worst", "none", "zero", "half")]
 VALUES = {"worst": -1.0, "none": None, "zero": 0.0, "half": 0.5}
 
 
 def by_name(_prompts: list[Prompt], responses: list[str]) -> list[float | None]:
-    """A reward, or none, for each of SAMPLES."""
     return [VALUES[response] for response in responses]
 
 
-def too_few(_prompts: list[Prompt], _responses: list[str]) -> list[float]:
-    """Forgets all but one."""
-    return [1.0]
+SAID: dict[str, Any] = {}
 
 
-def not_finite(_prompts: list[Prompt], responses: list[str]) -> list[float]:
-    """Divides by zero somewhere."""
-    return [float("nan")] * len(responses)
-
-
-def texts(_prompts: list[Prompt], responses: list[str]) -> list[str]:
-    """Says it in words."""
-    return ["good"] * len(responses)
-
-
-def nothing(_prompts: list[Prompt], _responses: list[str]) -> None:
-    """Returns no list."""
-
-
-def an_array(_prompts: list[Prompt], responses: list[str]) -> Any:
-    """As numpy has them."""
-    return np.full(len(responses), -1, np.float32)
+def as_said(_prompts: list[Prompt], _responses: list[str]) -> Any:
+    return SAID["said"]
 
 
 def path_of(function: Callable[..., Any]) -> str:
-    """As configuration names it."""
     return f"tests.unit.workloads.language.test_rewards:{function.__name__}"
 
 
-def test_minus_one_and_zero_are_rewards_and_none_is_none() -> None:
+def test_minus_one_and_zero_are_rewards_and_none_is_none_in_a_list_or_an_array(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     rewards = CallableRewards(path_of(by_name)).score(SAMPLES)
     assert (-1.0, None, 0.0, 0.5) == rewards.values
     assert path_of(by_name) == rewards.by.name
     assert 64 == len(rewards.by.sha256)
     assert (None, None) == (rewards.by.mean, rewards.by.std)
-
-
-def test_an_array_is_a_list_of_rewards() -> None:
-    assert (-1.0,) * 4 == CallableRewards(path_of(an_array)).score(SAMPLES).values
+    monkeypatch.setitem(SAID, "said", np.full(4, -1, np.float32))
+    assert (-1.0,) * 4 == CallableRewards(path_of(as_said)).score(SAMPLES).values
 
 
 @pytest.mark.parametrize(
-    ("function", "message"),
+    ("said", "message"),
     [
-        (too_few, "1 rewards for 4 samples"),
-        (not_finite, "reward 0 is nan"),
-        (texts, "reward 0 is 'good'"),
-        (nothing, "returned NoneType: return a list"),
+        ([1.0], "1 rewards for 4 samples"),
+        ([float("nan")] * 4, "reward 0 is nan"),
+        (["good"] * 4, "reward 0 is 'good'"),
+        (None, "returned NoneType: return a list"),
     ],
 )
 def test_what_is_no_reward_is_an_error_that_names_the_function(
-    function: Callable[..., Any], message: str
+    monkeypatch: pytest.MonkeyPatch, said: Any, message: str
 ) -> None:
+    monkeypatch.setitem(SAID, "said", said)
     with pytest.raises(BadReward, match=message) as caught:
-        CallableRewards(path_of(function)).score(SAMPLES)
-    assert path_of(function) in str(caught.value)
+        CallableRewards(path_of(as_said)).score(SAMPLES)
+    assert path_of(as_said) in str(caught.value)
 
 
 Answer = tuple[int, bytes]
@@ -351,38 +282,22 @@ def served(answers: Sequence[Answer]) -> Iterator[tuple[str, list[dict[str, Any]
     """
     asked: list[dict[str, Any]] = []
 
-    class Handler(BaseHTTPRequestHandler):
-        """POST only."""
+    def answer(given: Any, _authorization: str | None) -> Answer:
+        asked.append(given)
+        return answers[min(len(asked), len(answers)) - 1]
 
-        def do_POST(self) -> None:
-            """The next answer."""
-            status, body = answers[min(len(asked), len(answers) - 1)]
-            asked.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
-            self.send_response(status)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_arguments: Any) -> None:
-            """Silence."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/rewards", asked
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with reward_endpoint(answer) as url:
+        yield url, asked
 
 
 def reply(**fields: Any) -> Answer:
-    """200 with JSON."""
     return 200, json.dumps(fields).encode()
 
 
-def test_an_endpoint_is_sent_text_and_answers_rewards() -> None:
+def test_an_endpoint_is_sent_text_and_answers_rewards_without_a_line_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
     samples = [*SAMPLES[:3], Sample(prompt=(Message("user", "hello"),), response="half", cut_short=True)]
     with served([reply(rewards=[-1.0, None, 0, 0.5], model="v7")]) as (url, asked):
         source = HttpRewards(url)
@@ -393,16 +308,6 @@ def test_an_endpoint_is_sent_text_and_answers_rewards() -> None:
     assert {"prompt": "p", "response": "worst"} == asked[0]["samples"][0]
     turns = [{"role": "user", "content": "hello"}]
     assert {"prompt": turns, "response": "half", "cut_short": True} == asked[0]["samples"][3]
-
-
-def test_calls_of_an_endpoint_write_no_lines(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    with served([reply(rewards=[0.5])]) as (url, asked):
-        source = HttpRewards(url)
-        for _ in range(3):
-            source.score(SAMPLES[:1])
-        source.close()
-    assert len(asked) == 3
     assert caplog.records == []
 
 
@@ -464,7 +369,6 @@ def test_a_source_is_opened_by_its_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("nonsense", "name a reward model's folder"),
         ("./gone", "name a reward model's folder"),
         ("http://", "write http://HOST/PATH"),
         ("grpc://far", "write HOST:PORT"),
@@ -477,15 +381,10 @@ def test_a_name_of_no_source_is_refused(text: str, message: str) -> None:
         open_source(text)
 
 
-# ---- Training: its losses, and that neither micro-batches nor an interruption change what comes out.
-
-
 TASK = Sentiment()
-NEVER = threading.Event()
 
 
 def feedback(folder: Path, *, scored: int, pairs: int) -> Source:
-    """So many rows of each kind."""
     rng = np.random.default_rng(0)
     rows = [*TASK.scored(rng, scored), *pairs_of(TASK, rng, pairs)]
     file = folder / "feedback.jsonl"
@@ -494,13 +393,11 @@ def feedback(folder: Path, *, scored: int, pairs: int) -> Source:
 
 
 def order(base: Path, source: Source, out: Path, **settings: Any) -> Order:
-    """A short training."""
     known = {"epochs": 2, "batch": 8, "rank": 4, "learning_rate": 1e-2, **settings}
     return Order(source=source, base=str(base), out=out, settings=RewardTraining(**known))
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    """Of an adapter."""
     return load_file(folder / "adapter_model.safetensors")
 
 
@@ -517,16 +414,15 @@ def test_the_losses_are_the_squared_error_and_that_of_bradley_and_terry() -> Non
 
 def test_a_mix_of_scores_and_pairs_is_learned_and_written_whole(base: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    results = train(order(base, feedback(tmp_path, scored=40, pairs=40), out), NEVER)
+    results = train(order(base, feedback(tmp_path, scored=40, pairs=40), out))
     assert results == json.loads((out / "training_results.json").read_text())
     counted = results["feedback"]
     assert 40 == counted["train"]["scored"] + counted["validation"]["scored"]
     assert 40 == counted["train"]["pairs"] + counted["validation"]["pairs"]
     assert 14 <= counted["validation"]["scored"] + counted["validation"]["pairs"] <= 18
     found = results["validation"]
-    assert all(
-        found[name] is not None for name in ("mse", "mae", "slope", "pair_accuracy", "calibration_error")
-    )
+    told = ("mse", "mae", "slope", "pair_accuracy", "calibration_error")
+    assert all(found[name] is not None for name in told)
     epochs = [row["eval_loss"] for row in results["history"] if "eval_loss" in row]
     assert results["validation_loss"] == min(epochs)
     assert not (out / "checkpoints").exists()
@@ -539,11 +435,10 @@ def test_scores_to_check_are_those_of_full_precision(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = fitting._arguments
-    monkeypatch.setattr(
-        fitting, "_arguments", lambda *given, **named: replace(plain(*given, **named), bf16=True)
-    )
+    mixed = lambda *given, **named: replace(plain(*given, **named), bf16=True)  # noqa: E731
+    monkeypatch.setattr(fitting, "_arguments", mixed)
     out = tmp_path / "out"
-    train(order(base, feedback(tmp_path, scored=40, pairs=0), out, learning_rate=0.05), NEVER)
+    train(order(base, feedback(tmp_path, scored=40, pairs=0), out, learning_rate=0.05))
     card = json.loads((out / "reward.json").read_text())
     found = RewardModel.load(out).score_rows([one["ids"] for one in card["checks"]])
     assert found == pytest.approx([one["score"] for one in card["checks"]], abs=1e-6)
@@ -551,9 +446,7 @@ def test_scores_to_check_are_those_of_full_precision(
 
 def test_the_best_weights_are_kept_not_the_last(base: Path, tmp_path: Path) -> None:
     source = feedback(tmp_path, scored=60, pairs=0)
-    results = train(
-        order(base, source, tmp_path / "out", epochs=4, learning_rate=0.3, schedule="constant"), NEVER
-    )
+    results = train(order(base, source, tmp_path / "out", epochs=4, learning_rate=0.3, schedule="constant"))
     epochs = [row["eval_loss"] for row in results["history"] if "eval_loss" in row][:4]
     assert results["best_step"] == results["steps"] // 4 * (1 + epochs.index(min(epochs)))
     assert results["validation"]["mse"] == pytest.approx(min(epochs), rel=1e-5)
@@ -562,10 +455,7 @@ def test_the_best_weights_are_kept_not_the_last(base: Path, tmp_path: Path) -> N
 def test_micro_batches_do_not_change_the_weights(base: Path, tmp_path: Path) -> None:
     source = feedback(tmp_path, scored=11, pairs=6)
     for micro in (8, 2):
-        done = train(
-            order(base, source, tmp_path / str(micro), epochs=2, micro_batch=micro, validation_share=0.2),
-            NEVER,
-        )
+        done = train(order(base, source, tmp_path / str(micro), micro_batch=micro, validation_share=0.2))
         # Five examples are left for the last batch: two, two and one of them in a micro-batch.
         assert sum(done["feedback"]["train"][kind] for kind in ("scored", "pairs")) % 8 == 5
     whole, parts = weights(tmp_path / "8"), weights(tmp_path / "2")
@@ -587,7 +477,7 @@ def test_an_interrupted_training_goes_on_as_if_nothing_had_been(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = feedback(tmp_path, scored=40, pairs=20)
-    train(order(base, source, tmp_path / "whole"), NEVER)
+    train(order(base, source, tmp_path / "whole"))
     stop = threading.Event()
     progress = fitting._Progress
     monkeypatch.setattr(fitting, "_Progress", lambda: _StopAt(stop, 3))
@@ -598,13 +488,13 @@ def test_an_interrupted_training_goes_on_as_if_nothing_had_been(
     monkeypatch.setattr(fitting, "_Progress", progress)
 
     with pytest.raises(ConfigurationError, match="go on with --resume"):
-        train(parted, NEVER)
-    resumed = Order(source=source, base=str(base), out=parted.out, settings=parted.settings, resume=True)
-    train(resumed, NEVER)
+        train(parted)
+    resumed = replace(parted, resume=True)
+    train(resumed)
     whole, rest = weights(tmp_path / "whole"), weights(parted.out)
     assert all(torch.equal(whole[name], rest[name]) for name in whole)
     with pytest.raises(ConfigurationError, match="holds a trained reward model already"):
-        train(resumed, NEVER)
+        train(resumed)
 
 
 def test_another_training_is_not_taken_for_the_interrupted_one(base: Path, tmp_path: Path) -> None:
@@ -614,17 +504,15 @@ def test_another_training_is_not_taken_for_the_interrupted_one(base: Path, tmp_p
     begun = order(base, source, tmp_path / "out")
     with pytest.raises(Interrupted):
         train(begun, stop)
-    other = order(base, source, tmp_path / "out", rank=8).settings
+    other = order(base, source, begun.out, rank=8)
     with pytest.raises(ConfigurationError, match="--resume: rank=8, and it was begun with 4"):
-        train(Order(source=source, base=str(base), out=begun.out, settings=other, resume=True), NEVER)
+        train(replace(other, resume=True))
     more = feedback(tmp_path, scored=30, pairs=0)
     with pytest.raises(ConfigurationError, match="--resume: feedback="):
-        train(Order(source=more, base=str(base), out=begun.out, settings=begun.settings, resume=True), NEVER)
+        train(replace(begun, source=more, resume=True))
     shutil.rmtree(begun.out)
     with pytest.raises(ConfigurationError, match="holds no checkpoint"):
-        train(
-            Order(source=source, base=str(base), out=begun.out, settings=begun.settings, resume=True), NEVER
-        )
+        train(replace(begun, resume=True))
 
 
 def test_a_reference_set_says_what_scores_are_usual(base: Path, tmp_path: Path) -> None:
@@ -634,21 +522,10 @@ def test_a_reference_set_says_what_scores_are_usual(base: Path, tmp_path: Path) 
         "".join(json.dumps({"prompt": "tree", "response": one, "score": 50}) + "\n" for one in responses)
     )
     known = order(base, feedback(tmp_path, scored=20, pairs=0), tmp_path / "out")
-    train(
-        Order(
-            source=known.source,
-            base=known.base,
-            out=known.out,
-            settings=known.settings,
-            reference=Source(place=str(reference), scale=parse_scale("percent")),
-        ),
-        NEVER,
-    )
+    train(replace(known, reference=Source(place=str(reference), scale=parse_scale("percent"))))
     model = RewardModel.load(known.out)
-    scores = [
-        float(value or 0)
-        for value in model.score([Sample(prompt="tree", response=one) for one in responses]).values
-    ]
+    told = model.score([Sample(prompt="tree", response=one) for one in responses])
+    scores = [float(value or 0) for value in told.values]
     assert (model.by.mean, model.by.std) == pytest.approx((np.mean(scores), np.std(scores)), abs=1e-6)
 
 
@@ -656,7 +533,7 @@ def test_rows_that_do_not_fit_are_counted_with_the_bad_ones(base: Path, tmp_path
     source = feedback(tmp_path, scored=20, pairs=0)
     with Path(source.place).open("a") as file:
         file.write(json.dumps({"prompt": "tree", "response": "good " * 100, "score": 50}) + "\n")
-    results = train(order(base, source, tmp_path / "out"), NEVER)
+    results = train(order(base, source, tmp_path / "out"))
     assert 1 == results["feedback"]["bad_rows"]
     assert "line 21: the response has 101 tokens, 64 fit" in results["feedback"]["bad_rows_shown"][0]
 
@@ -664,10 +541,8 @@ def test_rows_that_do_not_fit_are_counted_with_the_bad_ones(base: Path, tmp_path
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ("rank=0", "rank=0: Input should be greater than 0"),
         ("rnak=4", "rnak=4: Extra inputs are not permitted"),
         ("micro_batch=5", "micro_batch=5: batch=32 is no multiple of it"),
-        ("warmup=2", "warmup=2"),
     ],
 )
 def test_a_setting_that_cannot_be_is_named(said: str, message: str) -> None:
@@ -675,19 +550,14 @@ def test_a_setting_that_cannot_be_is_named(said: str, message: str) -> None:
         training_settings((said,))
 
 
-# ---- Feedback of several kinds, put together by who said it of what.
-
-
 HEADS = parse_heads(["thumb=thumbs", "relevance=stars"])
 
 
 def row(**fields: Any) -> dict[str, Any]:
-    """Of a rater named Ann."""
     return {"prompt": "a", "response": "b", "rater": "ann", **fields}
 
 
 def told(*rows: Any) -> Any:
-    """What is found in rows."""
     return to_opinions(((f"line {number}", one) for number, one in enumerate(rows, 1)), HEADS)
 
 

@@ -1,5 +1,4 @@
 import asyncio
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,40 +18,32 @@ from penstock.registry.records import Traffic
 from penstock.registry.routing import Arms
 from penstock.runtime import metrics
 from penstock.v1 import text_pb2 as pb
-from penstock.workloads.language.guard import Direction, Guard, Rule, Verdict
+from penstock.workloads.language.guard import Direction, Guard, Verdict
 from penstock.workloads.language.prompt import Message
 from penstock.workloads.language.serving.chat_api import ChatListener
 from penstock.workloads.language.serving.text_answerer import AnswerGuard, AnswerText, as_message, open_guard
-from penstock.workloads.language.serving.text_request import TextRequest
 from penstock.workloads.language.settings import GuardSection
 from penstock.workloads.plugin.serving import Weights
 from tests.support.language.text_stand import (
     ADD,
-    FAR,
     LOOKUP,
     TOKENIZER,
     TOOLS,
+    Caller,
     TextStand,
     adapter,
+    guard_of,
     make_model,
     running,
     tool,
     user,
 )
 
-# ---- Versions of a server of text: which of them the engine holds.
 
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model's folder."""
-    return make_model(tmp_path_factory.mktemp("versions") / "model")
-
-
-async def test_a_shadow_is_not_held_and_that_is_said(base: Path) -> None:
-    stand = TextStand(base)
+async def test_a_shadow_is_not_held_and_that_is_said(dialogue: Path) -> None:
+    stand = TextStand(dialogue)
     for version in (1, 2):
-        stand.weights[version] = Weights(version, 1, adapter(base, version))
+        stand.weights[version] = Weights(version, 1, adapter(dialogue, version))
     traffic = Traffic(policy="default", shadow=2)
     arms = Arms(traffic=traffic, active=1, canary=None, pinned=frozenset())
     assert await stand.versions.steer(arms) == ["shadow=2: a server of text asks none; set it to 0"]
@@ -61,26 +52,12 @@ async def test_a_shadow_is_not_held_and_that_is_said(base: Path) -> None:
     assert (choice.loaded and choice.loaded.version, choice.shadow) == (1, None)
 
 
-# ---- A guard around a server of text: what is asked, what leaves, what is learned from.
-
-
-SUM = Message("user", "sum")
-
-
-def guard_of(pattern: str, penalty: float = 0.0) -> AnswerGuard:
-    """One rule."""
-    return AnswerGuard(guard=Guard((Rule("banned", re.compile(pattern)),)), penalty=penalty)
-
-
 class Broken(Guard):
-    """Cannot check anything."""
-
     def _checked(self, text: str, direction: object) -> None:  # type: ignore[override]
         raise RuntimeError("broken")
 
 
 def blocked(direction: str) -> float:
-    """So often it was blocked."""
     return float(metrics.TEXT_BLOCKED.labels("latest", direction, "rule:banned")._value.get())
 
 
@@ -89,26 +66,20 @@ async def test_what_is_asked_is_checked_before_anything_answers(dialogue: Path) 
         async with running(TextStand(dialogue, guard=guard)) as stand:
             before = blocked("input")
             with pytest.raises(Refused, match=rf"messages\[1\].content: blocked by {by}|blocked by {by}"):
-                await stand.say("", SUM, Message("user", "the sea"))
+                await stand.say("", user(), Message("user", "the sea"))
             assert blocked("input") - before == (by == "rule:banned")
 
 
 async def test_a_blocked_answer_leaves_neither_text_nor_ids(dialogue: Path) -> None:
     async with running(TextStand(dialogue, guard=guard_of("add"))) as stand:
-        before, shown = blocked("output"), list[str]()
-        ask = TextRequest(messages=(SUM,), tools=TOOLS, conversation_id=stand.start())
-        reply = await stand.conversations.generate(ask, FAR, lambda _, part: shown.append(part))
+        before = blocked("output")
+        reply, shown = await stand.stream(user())
         assert (reply.answers[0].finish, reply.unlearned) == ("content_filter", "fallback")
         assert (reply.version, reply.is_fallback) == (0, True)
         assert (reply.answers[0].message.content, reply.answers[0].message.tool_calls) == ("", ())
         assert "".join(shown) == ""
         assert blocked("output") - before == 2, "the fallback, which knows the same, was blocked too"
         request = pb.GenerateRequest(messages=[pb.TextMessage(role="user", content="sum")])
-
-        class Caller:
-            def time_remaining(self) -> float:
-                return 60.0
-
         said = (await stand.service.generate(request, Caller())).answers
         for one in said:
             if one.finish == pb.FINISH_CONTENT_FILTER:
@@ -119,18 +90,12 @@ async def test_a_blocked_answer_leaves_neither_text_nor_ids(dialogue: Path) -> N
 
 async def test_what_streams_before_a_blocked_call_is_what_the_message_says(dialogue: Path) -> None:
     async with running(TextStand(dialogue, guard=guard_of("add"))) as stand:
-        shown = list[str]()
-        ask = TextRequest(
-            messages=(SUM,), tools=TOOLS, conversation_id=stand.start(), begins_with="sum <tool_call>"
-        )
-        reply = await stand.conversations.generate(ask, FAR, lambda _, part: shown.append(part))
+        reply, shown = await stand.stream(user(), begins_with="sum <tool_call>")
         assert reply.answers[0].is_blocked
         assert "".join(shown) == reply.answers[0].message.content == "sum"
 
 
 class FirstBlocked(Guard):
-    """Blocks the first answer that it sees."""
-
     has_blocked = False
 
     def _checked(self, text: str, direction: Direction) -> Verdict:
@@ -143,25 +108,22 @@ class FirstBlocked(Guard):
 async def test_the_fallback_answers_for_a_version_of_which_nothing_is_left(dialogue: Path) -> None:
     guard = AnswerGuard(guard=FirstBlocked())
     async with running(TextStand(dialogue, guard=guard)) as stand:
-        shown = list[str]()
-        ask = TextRequest(messages=(SUM,), tools=TOOLS, conversation_id=stand.start(), temperature=0.0)
-        reply = await stand.conversations.generate(ask, FAR, lambda _, part: shown.append(part))
+        reply, _ = await stand.stream(user(), temperature=0.0)
         assert (reply.version, reply.is_fallback, reply.unlearned) == (0, True, "sampling")
         assert reply.answers[0].message.tool_calls[0].name == "add"
         assert not reply.answers[0].is_blocked
 
 
 @pytest.mark.parametrize("penalty", [0.0, -0.5])
-async def test_it_is_a_negative_reward_only_where_that_is_said(dialogue: Path, penalty: float) -> None:
+async def test_a_blocked_answer_is_a_negative_reward_only_where_that_is_said(
+    dialogue: Path, penalty: float
+) -> None:
     guard = guard_of("add", penalty)
     async with running(TextStand(dialogue, guard=guard, reward_window_s=0.0, fallback="none")) as stand:
         conversation = stand.start()
-        reply = await stand.say(conversation, SUM)
+        reply = await stand.say(conversation, user())
         assert reply.answers[0].is_blocked
-        total, turns = stand.conversations.end(
-            conversation, "end", terminated=True, abandoned=False, reward=None
-        )
-        assert (total, turns) == (penalty, 1)
+        assert stand.end(conversation, None) == (penalty, 1)
         assert reply.unlearned == ("" if penalty else "blocked")
         assert len(stand.fragments()) == (1 if penalty else 0)
 
@@ -175,10 +137,6 @@ def test_a_run_says_what_guards_it(tmp_path: Path) -> None:
     assert found.check_whole("the vault").by == "rule:vault"
     with pytest.raises(ConfigurationError, match="cannot be read"):
         open_guard(GuardSection(guard=True, guard_rules=str(tmp_path / "none.toml")))
-
-
-# ---- What streams of an answer is what its message says, so that a client that sends it back changes
-# nothing.
 
 
 CALL = f"<tool_call> {ADD} </tool_call>"
@@ -205,7 +163,6 @@ def test_what_streams_is_what_the_message_says(written: str, content: str, calls
 def streamed(
     text: AnswerText, ids: Sequence[int], tools: Sequence[dict[str, Any]] = ()
 ) -> tuple[str, Message]:
-    """The parts that were shown, joined, and the message."""
     parts = []
     for token in ids:
         text.add(token)
@@ -217,13 +174,10 @@ def streamed(
 
 
 def letters() -> Any:
-    """A tokenizer of letters, and of bytes for every other character, as Llama's."""
     letters = [chr(one) for one in range(32, 127)]
     words = [*(f"<0x{byte:02X}>" for byte in range(256)), *letters]
     model = models.BPE(
-        vocab={word: number for number, word in enumerate(words)},
-        merges=[],
-        byte_fallback=True,
+        vocab={word: number for number, word in enumerate(words)}, merges=[], byte_fallback=True
     )
     made = Tokenizer(model)
     made.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
@@ -281,13 +235,10 @@ def test_what_is_no_text_or_no_json_is_no_call(argument: str) -> None:
     assert as_message(written, TOOLS, "call") == Message("assistant", written)
 
 
-# ---- A server of text that answers OpenAI's API over HTTP itself, by the unmodified client.
-
-
 ASKED: Final[list[Any]] = [{"role": "user", "content": "sum"}]
 
 
-async def test_it_answers_streams_refuses_and_ends(tmp_path: Path) -> None:
+async def test_a_server_of_text_answers_openais_api_itself(tmp_path: Path) -> None:
     async with running(TextStand(make_model(tmp_path / "model"))) as stand:
         listener = ChatListener("127.0.0.1:0", stand.service.chat_api)
         serving = asyncio.create_task(listener.serve())
@@ -326,14 +277,11 @@ async def test_an_address_beyond_this_machine_is_refused(listen: str) -> None:
         ChatListener(listen, None)  # type: ignore[arg-type]
 
 
-async def test_without_what_http_needs_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_without_what_http_needs_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     monkeypatch.delitem(sys.modules, "penstock.gateway.http_server", raising=False)
     with pytest.raises(ConfigurationError, match=r"there is no uvicorn here: install penstock-rl\[gateway\]"):
         ChatListener("127.0.0.1:0", None)  # type: ignore[arg-type]
-
-
-# ---- What a server puts on record of the answers that it gives and of the columns that it sends.
 
 
 @pytest.mark.promise("token-trained-conversations-sampled")
@@ -353,7 +301,7 @@ async def test_an_answer_is_on_record_before_it_leaves_and_a_column_holds_the_sa
     await stand.publish(2)
     answer = first.answers[1].message
     second = await stand.say(conversation, user(), answer, tool("3", answer.tool_calls[0]))
-    stand.conversations.end(conversation, "", terminated=True, abandoned=False, reward=1.0)
+    stand.end(conversation)
     (fragment,) = stand.fragments()
     runs = [Run(1, digest(first.answers[1].ids)), Run(2, digest(second.answers[0].ids))]
     assert runs_of(fragment) == runs
@@ -364,19 +312,17 @@ async def test_an_answer_is_on_record_before_it_leaves_and_a_column_holds_the_sa
     stand.conversations.close()
 
 
-async def test_a_conversation_of_older_weights_may_end_after_one_of_newer(
-    stand: TextStand,
-) -> None:
+async def test_a_conversation_of_older_weights_may_end_after_one_of_newer(stand: TextStand) -> None:
     first, history = stand.start("first"), SessionHistory(session=1)
     await stand.say(first, user())
     await stand.publish(2)
     second = stand.start("second")
     await stand.say(second, user())
     for conversation in (second, first):
-        stand.conversations.end(conversation, "", terminated=True, abandoned=False, reward=1.0)
+        stand.end(conversation)
     third = stand.start("third")
     await stand.say(third, user())
-    stand.conversations.end(third, "", terminated=True, abandoned=False, reward=1.0)
+    stand.end(third)
     fragments = stand.fragments()
     assert [one.header.oldest_version for one in fragments] == [2, 1, 2]
     for sequence, one in enumerate(fragments, 1):

@@ -1,5 +1,6 @@
 import asyncio
 import random
+from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,6 @@ from penstock.actor.serving.episodes import REMEMBERED_EPISODES, CallerShares
 from penstock.protocol.fragment import Fragment, check, read_payload
 from penstock.protocol.refusal import Reason, Refused
 from penstock.registry.routing import Arm
-from penstock.runtime import metrics
 from penstock.workloads.language.prompt import Message
 from penstock.workloads.language.serving.conversations import REASONS
 from penstock.workloads.language.serving.text_request import TextReply, TextRequest
@@ -23,26 +23,19 @@ from tests.support.language.text_stand import (
     adapter,
     answers_by_heart,
     plain_log_prob,
+    running,
     tool,
+    trained_tokens,
+    unlearned,
     user,
 )
 
-# ---- Conversations of clients: exact ids, what is learned from and what is not, repeats, rewards, the
-# end.
-
 
 def read(fragment: Fragment) -> dict[str, Any]:
-    """Its tensors, by name."""
     return read_payload(fragment.header, fragment.payload)
 
 
-def unlearned(reason: str) -> float:
-    """Tokens that were answered and are not learned from, for this reason."""
-    return float(metrics.NOT_LEARNED_STEPS.labels(reason)._value.get())
-
-
 async def talk(stand: TextStand, conversation: str, **fields: Any) -> tuple[list[Message], list[TextReply]]:
-    """The whole dialogue: two calls of tools, then the answer."""
     messages, replies = [user()], list[TextReply]()
     for said in ("3", "sea", None):
         replies.append(await stand.say(conversation, *messages, **fields))
@@ -61,14 +54,12 @@ async def test_a_dialogue_with_tools_is_one_column_of_the_ids_that_were_sampled(
     assert [(one.turn, one.version, one.unlearned) for one in replies] == [(0, 1, ""), (1, 1, ""), (2, 1, "")]
     assert replies[0].answers[0].message.tool_calls[0].name == "add"
     assert await stand.conversations.reward(conversation, "r-1", [(0, 0.5)]) == 0
-    total, turns = stand.conversations.end(conversation, "e-1", terminated=True, abandoned=False, reward=1.0)
-    assert (total, turns) == (1.5, 3)
+    assert stand.end(conversation) == (1.5, 3)
     (fragment,) = stand.fragments()
     check(fragment, stand.specification.schema, "text")
     tensors = read(fragment)
-    sampled = [token for one in replies for token in one.answers[0].ids]
     valid = tensors["valid"][:, 0]
-    assert tensors["action"][valid, 0].tolist() == sampled
+    assert trained_tokens(fragment) == tuple(token for one in replies for token in one.answers[0].ids)
     expected = [number for one in replies for number in one.answers[0].log_prob]
     assert tensors["log_prob"][valid, 0].tolist() == pytest.approx(expected)
     assert tensors["reward"].sum() == pytest.approx(1.5)
@@ -102,10 +93,9 @@ async def test_of_siblings_the_one_that_the_history_continues_is_learned_from(st
     before = unlearned("sibling")
     await stand.say(conversation, user(), kept.message, tool("3", kept.message.tool_calls[0]))
     assert unlearned("sibling") - before == sum(len(one.ids) for one in reply.answers[:2])
-    stand.conversations.end(conversation, "", terminated=True, abandoned=False, reward=0.0)
+    stand.end(conversation, 0.0)
     (fragment,) = stand.fragments()
-    valid = read(fragment)["valid"][:, 0]
-    assert tuple(read(fragment)["action"][valid, 0][: len(kept.ids)]) == kept.ids
+    assert trained_tokens(fragment)[: len(kept.ids)] == kept.ids
 
 
 async def test_what_a_person_thinks_is_the_newest_thing_that_they_said_unasked(stand: TextStand) -> None:
@@ -149,30 +139,18 @@ async def test_what_is_not_sampled_from_the_policy_is_answered_and_not_learned_f
     said = [user(), answer.message, Message("user", "sum")]
     after = await stand.say(conversation, *said)
     assert (after.unlearned, after.turn) == ("", 1)
-    stand.conversations.end(conversation, "", terminated=True, abandoned=False, reward=1.0)
+    stand.end(conversation)
     assert unlearned(reason) - before == len(answer.ids)
     (fragment,) = stand.fragments()
-    valid = read(fragment)["valid"][:, 0]
-    assert tuple(read(fragment)["action"][valid, 0]) == after.answers[0].ids
+    assert trained_tokens(fragment) == after.answers[0].ids
 
 
 async def test_without_a_conversation_nothing_is_learned(stand: TextStand) -> None:
     before = unlearned("unasked")
-    reply = await stand.conversations.generate(TextRequest(messages=(user(),), temperature=0.0), 1e9)
+    reply = await stand.say("", user(), temperature=0.0)
     assert (reply.version, reply.unlearned) == (1, "no conversation")
     assert unlearned("unasked") - before == len(reply.answers[0].ids)
     assert stand.fragments() == []
-
-
-async def test_an_edited_history_ends_the_column_truncated(stand: TextStand) -> None:
-    conversation = stand.start()
-    first = await stand.say(conversation, user())
-    edited = [user(), Message("assistant", "other"), Message("user", "sum")]
-    await stand.say(conversation, *edited)
-    (fragment,) = stand.fragments()
-    assert read(fragment)["truncated"].sum() == 1
-    valid = read(fragment)["valid"][:, 0]
-    assert tuple(read(fragment)["action"][valid, 0]) == first.answers[0].ids
 
 
 async def test_a_stop_or_a_most_of_tokens_truncates(stand: TextStand) -> None:
@@ -182,7 +160,7 @@ async def test_a_stop_or_a_most_of_tokens_truncates(stand: TextStand) -> None:
         reply = await stand.say(conversation, user(), **fields)
         assert reply.answers[0].ids[-1] != EOS
         assert "</tool_call>" not in reply.answers[0].message.content
-        stand.conversations.end(conversation, "", terminated=True, abandoned=False, reward=1.0)
+        stand.end(conversation)
         (fragment,) = stand.fragments()
         assert read(fragment)["truncated"].sum() == 1
         assert not read(fragment)["terminated"].any()
@@ -198,12 +176,11 @@ async def test_a_client_that_goes_away_costs_what_was_not_rewarded(stand: TextSt
     silent = stand.start("other")
     third = await stand.say(silent, user())
     before = unlearned("abandoned")
-    stand.now_s = stand.section.episode_timeout_s + 1
-    stand.conversations.sweep()
+    stand.sweep_at(stand.section.episode_timeout_s + 1)
     lost = len(second.answers[0].ids) + len(third.answers[0].ids)
     assert unlearned("abandoned") - before == lost
     (fragment,) = stand.fragments()
-    assert read(fragment)["valid"].sum() == len(first.answers[0].ids)
+    assert trained_tokens(fragment) == first.answers[0].ids
     with pytest.raises(Refused, match="it has ended or was given up"):
         await stand.say(conversation, user())
 
@@ -223,8 +200,7 @@ async def test_a_reward_counts_once_and_late_ones_go_to_the_feedback_table(stand
         await stand.conversations.reward(conversation, "r-2", [(1, 1.0)])
     with pytest.raises(Refused, match="reward=nan: must be finite"):
         await stand.conversations.reward(conversation, "r-2", [(0, float("nan"))])
-    total, _ = stand.conversations.end(conversation, "e", terminated=True, abandoned=False, reward=None)
-    assert total == 0.25
+    assert stand.end(conversation, None) == (0.25, 1)
     for _ in range(2):
         assert await stand.conversations.reward(conversation, "r-3", [(0, 1.0)]) == 1
     assert kept == [("", [(conversation, 0, 1.0)])]
@@ -232,29 +208,31 @@ async def test_a_reward_counts_once_and_late_ones_go_to_the_feedback_table(stand
     assert read(fragment)["reward"].sum() == pytest.approx(0.25)
 
 
-async def test_in_the_window_a_reward_reaches_a_column_that_is_over(stand: TextStand) -> None:
-    stand.section = stand.conversations._section = stand.section.model_copy(update={"reward_window_s": 5.0})
-    conversation = stand.start()
-    await stand.say(conversation, user())
-    stand.conversations.end(conversation, "e", terminated=True, abandoned=False, reward=None)
-    assert stand.fragments() == []
-    stand.now_s = 4.0
-    stand.conversations.sweep()
-    assert await stand.conversations.reward(conversation, "r", [(0, 2.0)]) == 0
-    stand.now_s = 6.0
-    stand.conversations.sweep()
-    (fragment,) = stand.fragments()
+@pytest.fixture
+async def patient(dialogue: Any) -> AsyncIterator[TextStand]:
+    """It waits 5 seconds for rewards."""
+    async with running(TextStand(dialogue, reward_window_s=5.0)) as stand:
+        yield stand
+
+
+async def test_in_the_window_a_reward_reaches_a_column_that_is_over(patient: TextStand) -> None:
+    conversation = patient.start()
+    await patient.say(conversation, user())
+    patient.end(conversation, None)
+    assert patient.fragments() == []
+    patient.sweep_at(4.0)
+    assert await patient.conversations.reward(conversation, "r", [(0, 2.0)]) == 0
+    patient.sweep_at(6.0)
+    (fragment,) = patient.fragments()
     assert read(fragment)["reward"].sum() == pytest.approx(2.0)
-    assert not stand.conversations._talks
+    assert not patient.conversations._talks
 
 
 @pytest.mark.promise("version-language-model-cannot")
 async def test_a_version_that_gives_no_numbers_is_stood_in_for_by_the_model_without_its_adapter(
     stand: TextStand,
 ) -> None:
-    alone = await stand.conversations.generate(
-        TextRequest(messages=(user(),), temperature=0.0, tools=()), 1e9
-    )
+    alone = await stand.say("", user(), tools=(), temperature=0.0)
     await stand.publish(2, adapter(stand.base, 2, size=float("inf")))
     conversation = stand.start()
     reply = await stand.say(conversation, user(), tools=(), temperature=0.0)
@@ -264,7 +242,7 @@ async def test_a_version_that_gives_no_numbers_is_stood_in_for_by_the_model_with
     assert (sampled.is_fallback, sampled.unlearned) == (True, "fallback")
 
 
-async def test_before_the_first_weights_the_model_itself_answers(dialogue: Any, stand: TextStand) -> None:
+async def test_before_the_first_weights_the_model_itself_answers(stand: TextStand) -> None:
     stand.versions.latest = None
     reply = await stand.say("", user())
     assert (reply.is_fallback, reply.version) == (True, 0)
@@ -284,7 +262,7 @@ async def test_versions_that_answer_no_request_are_released(stand: TextStand) ->
     assert (first.version, second.version) == (1, 2)
     pinned = await stand.say("", user(), version=1)
     assert (pinned.version, pinned.arm) == (1, Arm.PINNED)
-    stand.conversations.end(conversation, "", terminated=True, abandoned=False, reward=0.0)
+    stand.end(conversation, 0.0)
     (fragment,) = stand.fragments()
     assert [(one.version, one.update) for one in fragment.header.weights] == [(1, 0), (2, 1)]
 
@@ -293,10 +271,8 @@ async def test_versions_that_answer_no_request_are_released(stand: TextStand) ->
     ("fields", "message"),
     [
         ({"messages": ()}, "messages: give at least one"),
-        ({"temperature": -1.0}, "temperature=-1: say 0 to 100"),
         ({"temperature": float("nan")}, "temperature=nan"),
         ({"temperature": 5e-324}, "temperature=4.94066e-324: say 0, or 0.001 to 100"),
-        ({"top_p": 0.0}, "top_p=0: say 1e-06 to 1"),
         ({"top_p": 5e-324}, "top_p=4.94066e-324: say 1e-06 to 1"),
         ({"count": 17}, "count=17: ask for 1 to 16"),
         ({"stop": ("",)}, "stop: give at most 16 texts"),
@@ -341,13 +317,13 @@ async def test_rewards_of_a_conversation_that_is_over_are_for_turns_that_it_had(
 
     stand = TextStand(dialogue, feedback=keep, reward_window_s=0.0)
     conversation = stand.start()
-    stand.conversations.end(conversation, "", terminated=True, abandoned=False, reward=None)
+    stand.end(conversation, None)
     with pytest.raises(Refused, match=r"rewards\.turn: absent, and no newest turn is known"):
         await stand.conversations.reward(conversation, "r", [(None, 1.0)])
     with pytest.raises(Refused, match=r"rewards\.turn=0: the conversation has 0 turns"):
         await stand.conversations.reward(conversation, "r", [(0, 1.0)])
     for _ in range(REMEMBERED_EPISODES):
-        stand.conversations.end(stand.start(), "", terminated=True, abandoned=False, reward=None)
+        stand.end(stand.start(), None)
     for turn in (1024, 2**53, 2**63, 2**64 - 1):
         with pytest.raises(Refused, match=rf"rewards\.turn={turn}: no conversation has more than 1024"):
             await stand.conversations.reward(conversation, "r", [(turn, 1.0)])
@@ -356,20 +332,17 @@ async def test_rewards_of_a_conversation_that_is_over_are_for_turns_that_it_had(
     assert kept == [(conversation, 1023, 1.0)]
 
 
-async def test_what_conversations_hold_is_counted_and_bounded(dialogue: Any, stand: TextStand) -> None:
-    held = stand.conversations._held
-    conversation = stand.start()
-    await stand.say(conversation, user())
+async def test_what_conversations_hold_is_counted_and_bounded(dialogue: Any, patient: TextStand) -> None:
+    held = patient.conversations._held
+    conversation = patient.start()
+    await patient.say(conversation, user())
     first = held.used
     assert first > 1000
-    await stand.say(conversation, user(), regenerate=True)
+    await patient.say(conversation, user(), regenerate=True)
     assert held.used > first
-    stand.section = stand.section.model_copy(update={"reward_window_s": 5.0})
-    stand.conversations._section = stand.section
-    stand.conversations.end(conversation, "", terminated=True, abandoned=False, reward=1.0)
+    patient.end(conversation)
     assert 0 < held.used < first
-    stand.now_s = 6.0
-    stand.conversations.sweep()
+    patient.sweep_at(6.0)
     assert held.used == 0
     full = TextStand(dialogue, max_buffered_bytes=500)
     with pytest.raises(Refused, match=r"serving\.max_buffered_bytes") as refused:
@@ -377,11 +350,8 @@ async def test_what_conversations_hold_is_counted_and_bounded(dialogue: Any, sta
     assert refused.value.refusal.reason is Reason.INVALID
 
 
-async def test_answers_that_grow_beside_one_another_do_not_share_the_same_room(
-    dialogue: Any, stand: TextStand
-) -> None:
-    held = CallerShares(40_000)
-    stand.conversations._held = held
+async def test_answers_that_grow_beside_one_another_do_not_share_the_same_room(stand: TextStand) -> None:
+    held = stand.conversations._held = CallerShares(40_000)
     asks = (stand.say(stand.start(), user(), count=8, max_tokens=8) for _ in range(6))
     answered = await asyncio.gather(*asks, return_exceptions=True)
     refused = [one for one in answered if isinstance(one, Refused)]
@@ -390,21 +360,18 @@ async def test_answers_that_grow_beside_one_another_do_not_share_the_same_room(
     assert held.used == sum(talk.counted_bytes for talk in stand.conversations._talks.values())
 
 
-async def test_who_keeps_late_rewards_coming_holds_no_other_up(stand: TextStand) -> None:
-    stand.section = stand.conversations._section = stand.section.model_copy(update={"reward_window_s": 5.0})
-    first, second = stand.start(), stand.start()
+async def test_who_keeps_late_rewards_coming_holds_no_other_up(patient: TextStand) -> None:
+    first, second = patient.start(), patient.start()
     for conversation in (first, second):
-        await stand.say(conversation, user())
-        stand.conversations.end(conversation, "e", terminated=True, abandoned=False, reward=1.0)
-    keeping = stand.conversations._talks[first]
-    keeping.is_keeping = True
-    stand.now_s = 6.0
-    stand.conversations.sweep()
-    assert list(stand.conversations._talks) == [first]
-    keeping.is_keeping = False
-    stand.conversations.sweep()
-    assert not stand.conversations._talks
-    assert len(stand.fragments()) == 2
+        await patient.say(conversation, user())
+        patient.end(conversation)
+    patient.conversations._talks[first].is_keeping = True
+    patient.sweep_at(6.0)
+    assert list(patient.conversations._talks) == [first]
+    patient.conversations._talks[first].is_keeping = False
+    patient.conversations.sweep()
+    assert not patient.conversations._talks
+    assert len(patient.fragments()) == 2
 
 
 async def test_a_turn_has_so_many_answers(stand: TextStand) -> None:
@@ -417,22 +384,15 @@ async def test_a_turn_has_so_many_answers(stand: TextStand) -> None:
     assert (await stand.say(conversation, user("other"))).turn == 1
 
 
-# ---- Whatever clients do, each token that was sampled is learned from or counted with a reason, once.
-
-
 SAMPLED_OTHERWISE: tuple[dict[str, Any], ...] = ({}, {}, {}, {"seed": 3}, {"count": 2}, {"not_learned": True})
 
 
 class Client:
-    """A client that repeats itself, edits its history, goes away, and rewards twice, late or never."""
-
     def __init__(self, stand: TextStand, chance: random.Random) -> None:
         self._stand, self._chance = stand, chance
         self.replies: list[TextReply] = []
-        self.earned = 0.0
 
     async def converse(self, number: int) -> None:
-        """One conversation, with an end or without."""
         conversation, messages = self._stand.start(f"c-{number}"), [user()]
         for _ in range(self._chance.randint(1, 4)):
             await self._ask(conversation, messages)
@@ -471,31 +431,25 @@ class Client:
 
     @property
     def sampled(self) -> int:
-        """Tokens of all answers, each once."""
         return sum(len(one.ids) for reply in self.replies for one in reply.answers)
-
-
-def not_learned() -> dict[str, float]:
-    """Tokens by reason, so far in this process."""
-    return {reason: metrics.NOT_LEARNED_STEPS.labels(reason)._value.get() for reason in REASONS}
 
 
 @pytest.mark.promise("token-server-sampled-conversation")
 @pytest.mark.parametrize("seed", range(3))
 async def test_each_sampled_token_is_learned_from_or_counted(stand: TextStand, seed: int) -> None:
-    before, chance = not_learned(), random.Random(seed)
-    client, learned = Client(stand, chance), 0
+    before, chance = {reason: unlearned(reason) for reason in REASONS}, random.Random(seed)
+    client = Client(stand, chance)
     for number in range(12):
         await client.converse(number)
         if chance.random() < 0.3:
             await stand.publish(number + 2)
         if chance.random() < 0.3:
-            stand.now_s += stand.section.episode_timeout_s + 1
-            stand.conversations.sweep()
-    await stand_over(stand)
-    for fragment in stand.fragments():
-        learned += int(read_payload(fragment.header, fragment.payload)["valid"].sum())
-    counted = {reason: count - before[reason] for reason, count in not_learned().items()}
+            stand.sweep_at(stand.now_s + stand.section.episode_timeout_s + 1)
+    stand.conversations.finish()
+    assert not stand.conversations._talks
+    assert stand.conversations._held.used == 0
+    learned = sum(int(read(fragment)["valid"].sum()) for fragment in stand.fragments())
+    counted = {reason: unlearned(reason) - count for reason, count in before.items()}
     assert learned > 0
     assert counted["sibling"] > 0
     assert counted["abandoned"] > 0
@@ -503,43 +457,20 @@ async def test_each_sampled_token_is_learned_from_or_counted(stand: TextStand, s
 
 
 async def test_a_client_that_dies_while_its_answer_grows_is_counted(stand: TextStand) -> None:
-    before, conversation = not_learned()["stopped"], stand.start()
+    before, conversation = unlearned("stopped"), stand.start()
     ask = TextRequest(messages=(user(),), conversation_id=conversation, max_tokens=30)
-    task = asyncio.ensure_future(stand.conversations.generate(ask, FAR, lambda _index, _part: _cancel(task)))
+
+    def show(_index: int, _part: str) -> None:
+        task.cancel()
+
+    task = asyncio.ensure_future(stand.conversations.generate(ask, FAR, show))
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert not_learned()["stopped"] > before
+    assert unlearned("stopped") > before
     assert (await stand.say(conversation, user())).turn == 0
 
 
-async def stand_over(stand: TextStand) -> None:
-    """The end of the server: what is open is given up."""
-    stand.conversations.finish()
-    assert not stand.conversations._talks
-    assert stand.conversations._held.used == 0
-
-
-def _cancel(task: "asyncio.Future[TextReply]") -> None:
-    task.cancel()
-
-
-# ---- Versions are swapped while answers grow: no answer is made of two, and none fails.
-
-
-FAR_APART = 0.2
-"""Noise by which adapters differ, so that the wrong one gives other log-probabilities."""
-
-
-async def answers(stand: TextStand, over: asyncio.Event) -> list[TextReply]:
-    """One stream of requests, one behind the other, until it is over."""
-    found = []
-    while not over.is_set():
-        found.append(await stand.say("", user(), max_tokens=20))
-    return found
-
-
 def difference(stand: TextStand, reply: TextReply, version: int) -> float:
-    """The largest between the log-probabilities of a reply and those of a version that is loaded."""
     (answer,) = reply.answers
     prompt = stand.conversations._encoder.begin([user()], TOOLS)
     alone = plain_log_prob(stand.engine, version, [*prompt, *answer.ids], len(prompt))
@@ -555,9 +486,17 @@ def difference(stand: TextStand, reply: TextReply, version: int) -> float:
 async def test_swaps_of_versions_under_streams_mix_no_answer(
     stand: TextStand, swaps: int, streams: int
 ) -> None:
-    blobs = {version: adapter(stand.base, version, size=FAR_APART) for version in range(2, swaps + 2)}
+    # So far apart that the wrong one gives other log-probabilities.
+    blobs = {version: adapter(stand.base, version, size=0.2) for version in range(2, swaps + 2)}
     over = asyncio.Event()
-    tasks = [asyncio.create_task(answers(stand, over)) for _ in range(streams)]
+
+    async def answers() -> list[TextReply]:
+        found = []
+        while not over.is_set():
+            found.append(await stand.say("", user(), max_tokens=20))
+        return found
+
+    tasks = [asyncio.create_task(answers()) for _ in range(streams)]
     for version, blob in blobs.items():
         await stand.publish(version, blob)
     over.set()

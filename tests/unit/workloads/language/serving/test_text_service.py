@@ -1,6 +1,5 @@
 import asyncio
 import logging
-import re
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,8 @@ from penstock.v1 import policy_pb2, refusal_pb2
 from penstock.v1 import text_pb2 as pb
 from penstock.v1.text_pb2_grpc import TextServiceStub
 from penstock.workloads.language.conversation import ChatEncoder
-from penstock.workloads.language.guard import Guard, Rule
 from penstock.workloads.language.prompt import Message
-from penstock.workloads.language.serving.text_answerer import AnswerGuard, Drawing
+from penstock.workloads.language.serving.text_answerer import Drawing
 from penstock.workloads.language.serving.text_request import TextReply, TextRequest, Thought
 from penstock.workloads.language.serving.text_server import TextService
 from tests.support.language.text_stand import (
@@ -29,25 +27,24 @@ from tests.support.language.text_stand import (
     TOKENIZER,
     WITHOUT,
     WORDS,
+    Caller,
     TextStand,
     adapter,
     form_of,
+    guard_of,
     ids,
     make_thinker,
     running,
     served_text,
+    unlearned,
     user,
 )
-
-# ---- Requests on the wire that no client of ours would send: refused by the field and its place.
-
 
 TOOL = '{"type": "function", "function": {"name": "add"}}'
 
 
 @pytest.fixture
 def stub(dialogue: Path, short_folder: Path) -> Iterator[TextServiceStub]:
-    """Of a server."""
     socket = short_folder / "text.sock"
     with served_text(dialogue, socket), grpc.insecure_channel(f"unix:{socket}") as channel:
         yield TextServiceStub(channel)
@@ -70,31 +67,22 @@ def test_tools_that_do_not_parse_are_refused_by_their_place(stub: TextServiceStu
 
 
 def refused(reply: Any) -> str:
-    """The detail of a refusal for what a caller sent."""
     assert reply.refusal.reason == refusal_pb2.REASON_INVALID
     assert len(reply.refusal.detail) < 400
     return str(reply.refusal.detail)
 
 
-def begun(stub: TextServiceStub, **fields: Any) -> str:
-    """The id of a new conversation."""
-    reply = stub.StartConversation(pb.StartConversationRequest(**fields), timeout=PATIENCE_S)
-    assert not reply.refusal.detail
-    return str(reply.conversation_id)
-
-
 def ask(stub: TextServiceStub, **fields: Any) -> Any:
-    """TextRequest once."""
     asked: dict[str, Any] = {"messages": [pb.TextMessage(role="user", content="sum")]} | fields
     return stub.Generate(pb.GenerateRequest(**asked), timeout=PATIENCE_S)
 
 
-MANY = 1_000_000
-LONG = "x" * MANY
+LONG = "x" * 1_000_000
 
 
 def test_no_call_remembers_what_is_long_or_many(stub: TextServiceStub) -> None:
-    conversation = begun(stub)
+    begun = stub.StartConversation(pb.StartConversationRequest(), timeout=PATIENCE_S)
+    conversation = str(begun.conversation_id)
     assert ask(stub, conversation_id=conversation).answers
     message = pb.TextMessage(role="user", content="sum")
     calling = pb.TextMessage(role="assistant", tool_calls=[pb.ToolCall()] * 65)
@@ -170,39 +158,22 @@ def test_ids_of_any_length_are_no_conversations(stub: TextServiceStub) -> None:
             assert len(reply.refusal.detail) < 200
 
 
-# ---- A model thinks before it answers: what its caller is told of that, what stays hidden, what it may
-# take.
-
-
 @pytest.fixture(scope="module")
 def thinker(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the model that has learned to think."""
     return make_thinker(tmp_path_factory.mktemp("thinker") / "model")
 
 
 @pytest.fixture
 async def thinking(thinker: Path) -> AsyncIterator[TextStand]:
-    """A server over it."""
     async with running(TextStand(thinker, form=form_of())) as made:
         yield made
 
 
 async def thinking_ask(stand: TextStand, **fields: Any) -> TextReply:
-    """Its likeliest answer, behind its likeliest thought."""
     return await stand.say("", user(), **({"tools": (), "temperature": 0.0} | fields))
 
 
-def unlearned(reason: str) -> float:
-    """Tokens that were drawn and are not learned from, for this reason."""
-    return float(metrics.NOT_LEARNED_STEPS.labels(reason)._value.get())
-
-
-def guarded(pattern: str) -> AnswerGuard:
-    """By one rule."""
-    return AnswerGuard(guard=Guard((Rule("banned", re.compile(pattern)),)))
-
-
-async def test_an_answer_comes_from_the_thought_before_it(thinking: TextStand) -> None:
+async def test_an_answer_comes_from_the_thought_before_it_that_who_asks_is_shown(thinking: TextStand) -> None:
     (answer,) = (await thinking_ask(thinking)).answers
     assert answer.message.content == BEHIND
     assert answer.thought is not None
@@ -211,6 +182,11 @@ async def test_an_answer_comes_from_the_thought_before_it(thinking: TextStand) -
     assert (answer.thought.text, answer.thought.ids) == (None, ())
     assert answer.before == ids("sea lookup 3 done lookup")
     assert len(answer.ids) == len(answer.log_prob) == len(answer.tokens) == 2
+    (answer,) = (await thinking_ask(thinking, show_thought=True)).answers
+    assert answer.thought is not None
+    assert (answer.thought.text, answer.thought.ids) == (THOUGHT, ids("lookup 3 done"))
+    (answer,) = (await thinking_ask(thinking, thought_tokens=0, show_thought=True)).answers
+    assert (answer.message.content, answer.thought, answer.before) == (WITHOUT, None, ids("3"))
 
 
 async def test_thoughts_are_counted_with_their_length_and_time_by_arm(thinking: TextStand) -> None:
@@ -228,22 +204,10 @@ async def test_thoughts_are_counted_with_their_length_and_time_by_arm(thinking: 
 
 
 def thoughts_counted(arm: str) -> float:
-    """Thoughts on the page of metrics, of an arm."""
     (family,) = metrics.THOUGHT_TOKENS.collect()
     return sum(
         one.value for one in family.samples if one.name.endswith("_count") and one.labels == {"arm": arm}
     )
-
-
-async def test_a_thought_is_shown_to_who_asks_for_it(thinking: TextStand) -> None:
-    (answer,) = (await thinking_ask(thinking, show_thought=True)).answers
-    assert answer.thought is not None
-    assert (answer.thought.text, answer.thought.ids) == (THOUGHT, ids("lookup 3 done"))
-
-
-async def test_without_a_budget_there_is_no_thought(thinking: TextStand) -> None:
-    (answer,) = (await thinking_ask(thinking, thought_tokens=0, show_thought=True)).answers
-    assert (answer.message.content, answer.thought, answer.before) == (WITHOUT, None, ids("3"))
 
 
 @pytest.mark.promise("thought-answer-leaves-server")
@@ -268,19 +232,9 @@ async def test_a_budget_beyond_the_runs_is_refused(thinking: TextStand, stand: T
 @pytest.mark.promise("thought-answer-leaves-server")
 @pytest.mark.parametrize("shows", [True, False])
 async def test_no_stream_holds_what_was_thought(thinking: TextStand, shows: bool) -> None:
-    parts = list[str]()
-    asked = TextRequest(messages=(user(),), temperature=0.0, show_thought=shows, count=3)
-    reply = await thinking.conversations.generate(asked, FAR, lambda _, part: parts.append(part))
+    reply, parts = await thinking.stream(user(), tools=(), temperature=0.0, show_thought=shows, count=3)
     assert sorted(parts) == [BEHIND] * 3
     assert len(reply.answers) == 3
-
-
-class Caller:
-    """Of a call of gRPC, as far as the service asks it."""
-
-    def time_remaining(self) -> float:
-        """In seconds."""
-        return 60.0
 
 
 @pytest.mark.promise("thought-answer-leaves-server")
@@ -352,10 +306,7 @@ async def test_a_conversation_of_thoughts_goes_on_and_is_not_learned_from(thinki
         conversation, user(), first.answers[0].message, Message("user", "sum"), **fields
     )
     assert (second.unlearned, second.turn) == ("thought", 1)
-    assert thinking.conversations.end(conversation, "e", terminated=True, abandoned=False, reward=1.0) == (
-        1.0,
-        2,
-    )
+    assert thinking.end(conversation) == (1.0, 2)
     assert unlearned("thought") - before >= 3 + len(first.answers[0].ids)
 
 
@@ -373,7 +324,7 @@ async def test_an_arm_without_thoughts_answers_at_once(thinker: Path) -> None:
 async def test_a_thought_that_is_shown_passes_the_guard(
     thinker: Path, pattern: str, shown: str | None
 ) -> None:
-    async with running(TextStand(thinker, form=form_of(), guard=guarded(pattern))) as stand:
+    async with running(TextStand(thinker, form=form_of(), guard=guard_of(pattern))) as stand:
         counter = metrics.TEXT_BLOCKED.labels("latest", "output", "rule:banned")._value
         before = counter.get()
         (answer,) = (await thinking_ask(stand, show_thought=True)).answers
@@ -385,7 +336,7 @@ async def test_a_thought_that_is_shown_passes_the_guard(
 
 
 async def test_a_blocked_answer_takes_its_thought_with_it(thinker: Path) -> None:
-    async with running(TextStand(thinker, form=form_of(), guard=guarded(BEHIND), fallback="none")) as stand:
+    async with running(TextStand(thinker, form=form_of(), guard=guard_of(BEHIND), fallback="none")) as stand:
         (answer,) = (await thinking_ask(stand, show_thought=True)).answers
         assert answer.is_blocked
         assert answer.thought is not None

@@ -5,32 +5,11 @@ One class, no batching tricks: loops over columns and steps for advantages, `tor
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlainSettings:
-    """Numbers of the algorithm, as in any paper."""
-
-    discount: float
-    trace: float
-    epsilon: float
-    learning_rate: float
-    adam_epsilon: float
-    value_coefficient: float
-    entropy_coefficient: float
-    value_clip: float | None
-    max_norm: float
-    weight_cap: float
-    minibatches: int
-    normalise_advantages: bool
-    decoupled: bool
-    vtrace: bool
 
 
 class PlainPPO:
@@ -40,9 +19,9 @@ class PlainPPO:
         self,
         actor: Sequence[tuple[Tensor, Tensor]],
         critic: Sequence[tuple[Tensor, Tensor]],
-        settings: PlainSettings,
+        settings: Any,
     ) -> None:
-        """Start from weights and biases per layer."""
+        """Start from weights and biases per layer. settings: numbers of the algorithm, as in any paper."""
         self.settings = settings
         self.actor, self.critic = _network(actor), _network(critic)
         parameters = [*self.actor.parameters(), *self.critic.parameters()]
@@ -70,14 +49,14 @@ class PlainPPO:
         s = self.settings
         distribution = torch.distributions.Categorical(logits=self.actor(rows["observation"]))
         log_prob = distribution.log_prob(rows["action"])
-        if s.decoupled:
+        if s.objective == "decoupled":
             ratio = torch.exp(log_prob - rows["proximal"])
-            weight = torch.clamp(torch.exp(rows["proximal"] - rows["behaviour"]), max=s.weight_cap)
+            weight = torch.clamp(torch.exp(rows["proximal"] - rows["behaviour"]), max=s.behaviour_weight_cap)
         else:
             ratio = torch.exp(log_prob - rows["behaviour"])
             weight = torch.ones_like(ratio)
         unclipped = ratio * rows["advantage"]
-        clipped = torch.clamp(ratio, 1 - s.epsilon, 1 + s.epsilon) * rows["advantage"]
+        clipped = torch.clamp(ratio, 1 - s.clip_range, 1 + s.clip_range) * rows["advantage"]
         policy_loss = -(weight * torch.min(unclipped, clipped)).mean()
         value = self.critic(rows["observation"])[:, 0]
         error = (value - rows["target"]) ** 2
@@ -88,7 +67,7 @@ class PlainPPO:
         loss = loss - s.entropy_coefficient * distribution.entropy().mean()
         self.adam.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_([*self.actor.parameters(), *self.critic.parameters()], s.max_norm)
+        nn.utils.clip_grad_norm_([*self.actor.parameters(), *self.critic.parameters()], s.max_gradient_norm)
         self.adam.step()
 
     @torch.no_grad()
@@ -151,14 +130,14 @@ class PlainPPO:
             reward = float(fragment["reward"][t, column])
             delta = reward + s.discount * follows - value[t]
             carried = 0.0 if ends else later
-            if s.vtrace:
+            if s.advantage == "vtrace":
                 weight = min(1.0, ratios[t])
                 next_target = follows if ends or t + 1 == len(fragment["reward"]) else later_value
-                later = weight * delta + s.discount * s.trace * weight * carried
+                later = weight * delta + s.discount * s.gae_lambda * weight * carried
                 later_value = value[t] + later
                 result.append((reward + s.discount * next_target - value[t], later_value))
             else:
-                later = delta + s.discount * s.trace * carried
+                later = delta + s.discount * s.gae_lambda * carried
                 result.append((later, later + value[t]))
         return result[::-1]
 

@@ -1,10 +1,11 @@
-"""Versions of a language model behind traffic: a bad canary is withdrawn."""
+"""Versions of a language model behind traffic: bad canaries, labels, and files that came to harm."""
 
 import itertools
 import random
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 import openai
@@ -13,12 +14,13 @@ import pytest
 from penstock.client import Arm, TextClient
 from penstock.registry.records import Status
 from penstock.registry.registry import Registry
+from penstock.registry.weight_files import path_of
 from tests.support.language.text_stand import (
     BAD,
     GOOD,
     TOOLS,
     ServedTextRun,
-    agents_api_of,
+    agents_api,
     begun,
     serving_text,
 )
@@ -34,20 +36,17 @@ RATED: Final = 0.4
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> ServedTextRun:
-    """A run whose version 1 knows the dialogue and is active."""
     return begun(tmp_path_factory.mktemp("served"))
 
 
 @pytest.fixture(scope="module")
 def http_address() -> str:
-    """Where the server answers OpenAI's API itself."""
     with socket.create_server(("127.0.0.1", 0)) as found:
         return f"127.0.0.1:{found.getsockname()[1]}"
 
 
 @pytest.fixture(scope="module")
 def server(run: ServedTextRun, http_address: str) -> Iterator[BrokerProcess]:
-    """Over it; it compares clients soon."""
     settings: dict[str, Any] = {
         "canary.settle_s": 0.05,
         "canary.slow_ms": 1e6,
@@ -59,18 +58,15 @@ def server(run: ServedTextRun, http_address: str) -> Iterator[BrokerProcess]:
 
 @pytest.fixture(scope="module")
 def client(server: BrokerProcess) -> Iterator[TextClient]:
-    """Of that server."""
     with TextClient(server.address) as connected:
         yield connected
 
 
 def reward(chance: random.Random, *, is_right: bool) -> float | None:
-    """What a program measures, of every conversation."""
     return 0.5 + 0.5 * is_right + 0.1 * chance.random()
 
 
 def thumb(chance: random.Random, *, is_right: bool) -> float | None:
-    """What people say, if they say anything; some are never content."""
     return float(is_right and chance.random() < 0.9) if chance.random() < RATED else None
 
 
@@ -110,7 +106,7 @@ def test_a_label_of_the_registry_is_a_model(
             wanted = replace(registry.traffic(POLICY), pins={"label:v15": version, "ada": 1})
             registry.set_traffic(wanted, "a test", by="test")
         eventually(lambda: dict(client.describe().labels) == {"v15": version}, "the label", 60)  # noqa: B023
-        with agents_api_of(server.address) as behind_gateway:
+        with agents_api(server.address) as behind_gateway:
             for base_url in (behind_gateway, f"http://{http_address}/v1"):
                 agent = openai.OpenAI(base_url=base_url, api_key="none", max_retries=0)
                 made: Any = agent.chat.completions.create(model="default:v15", messages=list(ASKED))
@@ -119,3 +115,35 @@ def test_a_label_of_the_registry_is_a_model(
                 with pytest.raises(openai.NotFoundError, match="or its label"):
                     agent.chat.completions.create(model="default:ada", messages=list(ASKED))
     assert found == [("default:v15", version, "pinned") for version in (5, 5, 6, 6)]
+
+
+def truncated(run: ServedTextRun) -> None:
+    path = path_of(run.folder, 1)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def changed(run: ServedTextRun) -> None:
+    run.damage(1)
+
+
+def absent(run: ServedTextRun) -> None:
+    path_of(run.folder, 1).unlink()
+
+
+@pytest.mark.parametrize("harm", [truncated, changed, absent])
+def test_a_file_that_came_to_harm_is_stood_in_for(
+    tmp_path: Path, harm: Callable[[ServedTextRun], None]
+) -> None:
+    run = begun(tmp_path)
+    harm(run)
+    with serving_text(run) as server, TextClient(server.address) as client:
+        given = client.start_conversation("ada").generate(ASKED, tools=TOOLS)
+        assert (given.version, given.fallback is not None) == (0, True)
+        assert given.answers[0].message
+        run.promote(run.add(2, GOOD))
+        eventually(
+            lambda: client.start_conversation("bob").generate(ASKED, tools=TOOLS).version == 2,
+            "the version that is whole",
+            60,
+        )
+        assert client.start_conversation("eve").generate(ASKED, tools=TOOLS).fallback is None

@@ -1,4 +1,7 @@
-"""Mutations of prompts are learned through HTTP from what a Node process does that is killed on the way."""
+"""Mutations of prompts are learned from embeddings alone, on prompts that training never saw.
+
+Scores lie between random mutations (0) and the exact optimum (1): `tests.support.prompts.judged_prompts`.
+"""
 
 import json
 import os
@@ -14,20 +17,47 @@ import numpy as np
 import pytest
 
 from penstock.workloads.prompts.task_parts import PromptSource
-from tests.learning.test_prompts import SMALL
-from tests.support.prompts.judged_prompts import fixed, judge
+from tests.support.prompts.judged_prompts import fixed, judge, train
 from tests.support.prompts.prompts_gateway import end_run
+from tests.support.run.harness import Training
 from tests.support.serving import node_client
+
+SMALL: Final = (
+    "policy.hidden_sizes=[64, 64]", "policy.hidden_norm=none", "policy.dropout=0", "policy.activation=tanh",
+    "policy.initialisation=orthogonal", "algorithm.learning_rate=2e-3", "algorithm.minibatches=16",
+)  # fmt: skip
+"""A network that is trained in seconds."""
+PATIENCE_S: Final = 280.0
+
+
+def test_a_small_network_comes_above_the_best_fixed_sequence(tmp_path: Path) -> None:
+    options = [word for setting in SMALL for word in ("--set", setting)]
+    run = tmp_path / "run"
+    recipe = "penstock/recipes/prompts.toml"
+    Training(run, recipe, "--seed", "1", "--total-steps", "24576", *options).completed(PATIENCE_S)
+    found, beside = judge(run, "builtin"), fixed("builtin")
+    assert found.score >= 0.75
+    assert found.score - beside.score > 2 * (found.error + beside.error)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", [1, 2, 3, 4, 5])
+def test_the_recipe_comes_within_a_fifth_of_the_optimum(tmp_path: Path, seed: int) -> None:
+    pytest.importorskip("chatterbot_corpus", reason="needs the extra data")
+    train(seed, tmp_path / "run")
+    found, beside = judge(tmp_path / "run"), fixed()
+    assert found.score >= 0.8
+    assert found.score - beside.score > 2 * (found.error + beside.error)
+
 
 PACKAGE: Final = Path(__file__).resolve().parents[2] / "clients" / "typescript"
 EPISODES: Final = 2500
 UPDATE: Final = 400
-PATIENCE_S: Final = 1400.0
+NODE_PATIENCE_S: Final = 1400.0
 
 
 class Node:
-    """The demonstration of the package, with a server that it starts; it plays prompts of the training."""
-
     def __init__(self, folder: Path, port: int) -> None:
         self.result, self.log = folder / "result.json", folder / "node.log"
         options = {"episodes": EPISODES, "update": UPDATE, "parallel": 8, "port": port}
@@ -46,15 +76,13 @@ class Node:
             )
 
     def await_episode(self, number: int) -> None:
-        """Wait until it has said that it has played so many."""
-        until_s = time.monotonic() + PATIENCE_S
+        until_s = time.monotonic() + NODE_PATIENCE_S
         while f"episode {number}:" not in self.log.read_text():
             assert self.process.poll() is None, self.log.read_text()[-4000:]
             assert time.monotonic() < until_s, self.log.read_text()[-4000:]
             time.sleep(0.5)
 
     def kill(self) -> None:
-        """End it and its gateway without a word."""
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(60)
 
@@ -76,7 +104,7 @@ def test_a_node_process_alone_comes_above_the_best_fixed_sequence(tmp_path: Path
         first.await_episode(2 * UPDATE)
         first.kill()
         second = Node(tmp_path, _free_port())
-        assert second.process.wait(PATIENCE_S) == 0, second.log.read_text()[-4000:]
+        assert second.process.wait(NODE_PATIENCE_S) == 0, second.log.read_text()[-4000:]
     finally:
         end_run(tmp_path / "state")
     played = json.loads(second.result.read_text())
