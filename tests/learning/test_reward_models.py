@@ -96,7 +96,7 @@ def said_by_people(file: Path, seed: int) -> Path:
 
 
 def heads_of(folder: Path, file: Path, seed: int, heads: tuple[Head, ...] = HEADS) -> HeadsModel:
-    settings = RewardTraining(epochs=8, batch=64, learning_rate=2e-3, lora=False, seed=seed)
+    settings = RewardTraining(epochs=8, batch=64, learning_rate=1e-3, lora=False, seed=seed)
     base = folder.parent / "base"
     if not base.exists():
         make_chat_base(base, steps=300, texts=4000)
