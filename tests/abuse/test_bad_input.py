@@ -194,9 +194,7 @@ def snapshot(folder: Path) -> dict[str, bytes | None]:
 
 @pytest.mark.promise("secret-given-documented-road")
 @pytest.mark.parametrize(("words", "told"), COMMANDS.values(), ids=COMMANDS.keys())
-def test_a_mistake_is_told_in_words_and_changes_nothing(
-    words: tuple[str, ...], told: str, here: Path
-) -> None:
+def test_a_mistake_is_explained_and_changes_nothing(words: tuple[str, ...], told: str, here: Path) -> None:
     before = snapshot(here)
     reply = CliRunner().invoke(app, words)
     assert reply.exception is None or isinstance(reply.exception, SystemExit), reply.exception
@@ -209,7 +207,7 @@ def test_a_mistake_is_told_in_words_and_changes_nothing(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
-def test_a_full_disk_is_told_in_words(here: Path) -> None:
+def test_a_full_disk_is_explained(here: Path) -> None:
     reply = CliRunner().invoke(app, ("plot", "run", "-o", "/dev/full"))
     assert reply.exit_code == 2
     assert "-o /dev/full: No space left on device; make room" in reply.stderr
@@ -240,7 +238,7 @@ def nested(key: str, value: Any) -> dict[str, Any]:
 
 @pytest.mark.promise("value-behind-setting-refused")
 @pytest.mark.parametrize("key", list(keys(Settings)))
-def test_a_setting_is_refused_by_name_or_can_be_written_and_told(key: str) -> None:
+def test_a_setting_is_refused_by_name_or_can_be_written_and_shown(key: str) -> None:
     for value in VALUES:
         try:
             settings = load([nested(key, value)])

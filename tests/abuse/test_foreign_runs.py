@@ -88,7 +88,7 @@ def name_in(run: Path, section: str, key: str, value: str) -> None:
 
 @pytest.mark.promise("folder-made-here-module")
 @pytest.mark.parametrize("named", OUTSIDE.values(), ids=OUTSIDE.keys())
-def test_a_foreign_folder_reaches_for_nothing_outside_of_it(
+def test_a_foreign_folder_reads_nothing_outside_of_it(
     named: tuple[str, str, str], foreign: Path, tmp_path: Path
 ) -> None:
     name_in(foreign, *named)
@@ -103,7 +103,7 @@ def test_a_foreign_folder_reaches_for_nothing_outside_of_it(
     assert service_settings(mine, (), foreign).run
 
 
-def test_a_place_of_the_folder_itself_is_its_own(foreign: Path) -> None:
+def test_a_place_inside_a_foreign_folder_needs_no_trust(foreign: Path) -> None:
     name_in(foreign, "actor", "ack_journal", str(foreign / "journals"))
     assert service_settings(None, (), foreign).run
 
@@ -132,7 +132,7 @@ def test_a_command_shows_a_foreign_folder_no_secret(
     assert remedy in reply.stderr
 
 
-def test_a_broker_that_a_foreign_folder_names_is_shown_no_token(foreign: Path, tmp_path: Path) -> None:
+def test_a_broker_named_by_a_foreign_folder_gets_no_token(foreign: Path, tmp_path: Path) -> None:
     name_in(foreign, *OUTSIDE["a token"])
     with pytest.raises(ConfigurationError, match="/home/me/token; name your own configuration with --config"):
         calling_security(foreign, None, ())
@@ -150,7 +150,7 @@ COMMANDS: Final = {
 
 @pytest.mark.promise("folder-made-here-module")
 @pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS.keys())
-def test_a_foreign_folder_asks_and_trust_answers(words: tuple[str, ...], downloaded: Path) -> None:
+def test_a_foreign_folder_requires_trust(words: tuple[str, ...], downloaded: Path) -> None:
     refused = CliRunner().invoke(app, words)
     assert refused.exit_code == 2
     assert f"was not made here, and names modules to be imported: {MODULE}; say --trust" in refused.stderr

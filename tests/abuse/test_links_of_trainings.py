@@ -207,14 +207,14 @@ def _written(stand: Stand, read: str, folder: Path) -> Path:
 @pytest.mark.promise("training-makes-gateway-neither")
 @pytest.mark.parametrize("planted", PLANTED)
 @pytest.mark.parametrize("read", READS)
-def test_what_a_training_links_to_is_in_no_answer(stand: Stand, read: str, planted: str) -> None:
+def test_links_that_a_training_makes_are_not_followed(stand: Stand, read: str, planted: str) -> None:
     place = _written(stand, read, stand.elsewhere)
     PLANTED[planted](place, stand.elsewhere)
     assert SECRET not in READS[read][2](stand)
 
 
 @pytest.mark.parametrize("read", sorted(READS.keys() - UNTOLD))
-def test_what_a_training_writes_itself_is_in_the_answer(stand: Stand, read: str) -> None:
+def test_an_answer_shows_the_trainings_own_log_and_curve(stand: Stand, read: str) -> None:
     _written(stand, read, (stand.folder / READS[read][0]).parent)
     assert SECRET in READS[read][2](stand)
 
@@ -222,7 +222,7 @@ def test_what_a_training_writes_itself_is_in_the_answer(stand: Stand, read: str)
 @pytest.mark.promise("training-makes-gateway-neither")
 @pytest.mark.parametrize("planted", ["link", "pipe", "device"])
 @pytest.mark.parametrize("name", ["job.toml", "lock", "starts", "train.log", "run/.probe-{pid}"])
-def test_what_the_gateway_writes_goes_nowhere_else(stand: Stand, name: str, planted: str) -> None:
+def test_the_gateway_writes_through_no_link(stand: Stand, name: str, planted: str) -> None:
     for one in ("lock", "begun.json", "ended.json", "train.log"):
         (stand.folder / one).unlink()
     name = name.format(pid=os.getpid())
@@ -239,7 +239,7 @@ def test_what_the_gateway_writes_goes_nowhere_else(stand: Stand, name: str, plan
 
 @pytest.mark.promise("training-makes-gateway-neither")
 @pytest.mark.parametrize("planted", ["link", "pipe"])
-def test_the_log_of_a_dry_run_goes_nowhere_else(stand: Stand, planted: str) -> None:
+def test_the_log_of_a_dry_run_stays_in_its_folder(stand: Stand, planted: str) -> None:
     kept = stand.elsewhere / "train.log"
     kept.write_text(SECRET)
 
@@ -253,7 +253,7 @@ def test_the_log_of_a_dry_run_goes_nowhere_else(stand: Stand, planted: str) -> N
 
 
 @pytest.mark.promise("training-makes-gateway-neither")
-def test_the_note_of_an_end_goes_nowhere_else(tmp_path: Path) -> None:
+def test_the_note_of_an_end_stays_in_its_folder(tmp_path: Path) -> None:
     folder, kept = tmp_path / "job", tmp_path / "kept"
     folder.mkdir()
     kept.write_text(SECRET)
@@ -267,7 +267,7 @@ def test_the_note_of_an_end_goes_nowhere_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("training-makes-gateway-neither")
-def test_weights_that_a_rollback_writes_go_nowhere_else(stand: Stand) -> None:
+def test_weights_that_a_rollback_writes_stay_in_its_folder(stand: Stand) -> None:
     run = stand.runner.run_folder(stand.job.id)
     _linked_folder(run / "policies" / "3.safetensors", stand.elsewhere)
     before = {file.name: file.read_bytes() for file in stand.elsewhere.iterdir() if file.is_file()}
@@ -278,7 +278,7 @@ def test_weights_that_a_rollback_writes_go_nowhere_else(stand: Stand) -> None:
     assert before == {file.name: file.read_bytes() for file in stand.elsewhere.iterdir() if file.is_file()}
 
 
-def test_a_person_hears_why_there_is_no_log_and_no_curve(stand: Stand) -> None:
+def test_a_person_is_told_why_log_and_curve_are_missing(stand: Stand) -> None:
     for name, path in (("train.log", "log"), ("run/metrics.jsonl", "curve")):
         _link(_written(stand, path, stand.elsewhere), stand.elsewhere)
         said = stand.get(path)
@@ -325,7 +325,7 @@ def _curve_without_end(stand: Stand) -> None:
     ],
 )
 @pytest.mark.timeout(30)
-def test_no_file_of_a_training_holds_up_its_gateway(
+def test_no_file_of_a_training_blocks_its_gateway(
     stand: Stand, plant: Callable[[Stand], None], ask: Ask, answer: str
 ) -> None:
     plant(stand)

@@ -60,7 +60,7 @@ async def servers(store: Store, count: int) -> list[Actor]:
     return actors
 
 
-async def test_what_comes_together_goes_together(store: Store, begin: Begin, sent: list[int]) -> None:
+async def test_simultaneous_appends_share_a_pipeline(store: Store, begin: Begin, sent: list[int]) -> None:
     log = begin(budget=1000 * CHARGE)
     actors = await servers(store, MANY)
     replies = await asyncio.gather(*(actor.append(1 + i % 3) for i, actor in enumerate(actors)))
@@ -93,7 +93,7 @@ async def test_no_pipeline_is_longer_than_its_bounds(
     assert all(actor.acked == 3 for actor in actors)
 
 
-async def test_a_refusal_is_for_its_own_caller(store: Store, begin: Begin) -> None:
+async def test_a_refusal_reaches_its_own_caller_only(store: Store, begin: Begin) -> None:
     log = begin(budget=1000 * CHARGE)
     actors = await servers(store, 6)
     gap, unknown, again = actors[1], actors[3], actors[5]
@@ -112,7 +112,7 @@ async def test_a_refusal_is_for_its_own_caller(store: Store, begin: Begin) -> No
     assert len(log.read(0, 100, 0)) == 4
 
 
-async def test_all_are_told_when_redis_is_gone_and_served_when_it_is_back(
+async def test_all_callers_are_refused_while_redis_is_gone_and_served_when_it_is_back(
     redis_server: RedisServer, store: Store, begin: Begin
 ) -> None:
     log = begin(budget=1000 * CHARGE)
@@ -128,7 +128,7 @@ async def test_all_are_told_when_redis_is_gone_and_served_when_it_is_back(
     assert len(log.read(0, 100, 0)) == MANY
 
 
-async def test_however_many_wait_all_are_told_that_redis_is_gone(
+async def test_every_waiting_call_fails_when_redis_is_gone(
     redis_server: RedisServer, store: Store, monkeypatch: pytest.MonkeyPatch, begin: Begin
 ) -> None:
     monkeypatch.setattr(line, "MOST_CALLS", 1)
@@ -150,7 +150,9 @@ async def test_however_many_wait_all_are_told_that_redis_is_gone(
         assert (await actor.append()).acked_through == 1
 
 
-async def test_scripts_that_redis_forgot_are_sent_whole(store: Store, redis_url: str, begin: Begin) -> None:
+async def test_a_script_that_redis_forgot_is_sent_again_in_full(
+    store: Store, redis_url: str, begin: Begin
+) -> None:
     log = begin(budget=1000 * CHARGE)
     actors = await servers(store, 10)
     with redis.Redis.from_url(redis_url) as client:
@@ -174,7 +176,7 @@ def serving(store: Store, *, ceiling_bytes: int) -> tuple[ExperienceService, Adm
     return service, admission, staging
 
 
-async def test_what_has_begun_is_waited_for_though_its_caller_is_gone(store: Store, begin: Begin) -> None:
+async def test_a_begun_append_is_awaited_although_its_caller_is_gone(store: Store, begin: Begin) -> None:
     log = begin(budget=1000 * CHARGE)
     (actor,) = await servers(store, 1)
     await store.open()
@@ -194,7 +196,7 @@ async def test_what_has_begun_is_waited_for_though_its_caller_is_gone(store: Sto
     assert len(log.read(0, 100, 0)) == 1
 
 
-async def test_what_waits_for_a_connection_counts_as_staged(
+async def test_appends_that_wait_for_a_connection_count_as_staged(
     redis_server: RedisServer, store: Store, begin: Begin
 ) -> None:
     begin()
@@ -241,7 +243,7 @@ async def read_command(reader: asyncio.StreamReader) -> list[bytes]:
     return [(await reader.readexactly(int((await reader.readline())[1:]) + 2))[:-2] for _ in range(count)]
 
 
-async def test_replies_come_to_those_who_asked(calls: Line) -> None:
+async def test_each_reply_reaches_its_caller(calls: Line) -> None:
     await asyncio.gather(*(calls.ask("SET", f"key:{i}", i) for i in range(500)))
     asked = [calls.ask("GET", f"key:{i}") for i in range(500)]
     with pytest.raises(ResponseError, match="wrong number"):
@@ -251,7 +253,7 @@ async def test_replies_come_to_those_who_asked(calls: Line) -> None:
     ]
 
 
-async def test_what_is_larger_than_a_socket_takes_arrives_whole(calls: Line) -> None:
+async def test_an_append_larger_than_the_socket_buffer_arrives_whole(calls: Line) -> None:
     await calls.open()
     large = bytes(range(256)) * (5 * MIB // 256)
     replies = [asyncio.get_running_loop().create_future() for _ in range(3)]
@@ -275,7 +277,7 @@ async def test_a_database_is_chosen_by_the_url(redis_url: str) -> None:
     await asyncio.gather(third.aclose(), first.aclose())
 
 
-async def test_a_line_that_is_renewed_ends_what_is_under_way(calls: Line) -> None:
+async def test_a_line_that_is_renewed_ends_calls_in_progress(calls: Line) -> None:
     numbers = [await calls.ask("CLIENT", "ID")]
     under_way = asyncio.ensure_future(calls.ask("CLIENT", "ID"))
     await asyncio.sleep(0)
@@ -284,7 +286,7 @@ async def test_a_line_that_is_renewed_ends_what_is_under_way(calls: Line) -> Non
     assert numbers[0] == numbers[1] != numbers[2]
 
 
-async def test_what_was_to_be_written_goes_on_though_the_line_is_to_be_renewed(calls: Line) -> None:
+async def test_a_pending_write_continues_although_the_line_is_to_be_renewed(calls: Line) -> None:
     own = int(await calls.ask("CLIENT", "ID"))
     calls.renew()
     late = asyncio.get_running_loop().create_future()
@@ -296,9 +298,7 @@ async def test_what_was_to_be_written_goes_on_though_the_line_is_to_be_renewed(c
     assert calls.is_open
 
 
-async def test_a_server_that_says_nothing_is_not_waited_for(
-    short_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_silent_server_is_given_up(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(line, "REPLY_TIMEOUT_S", 0.2)
     opened = 0
 
@@ -316,9 +316,7 @@ async def test_a_server_that_says_nothing_is_not_waited_for(
             assert opened == number
 
 
-async def test_a_server_that_answers_slowly_is_waited_for(
-    short_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_slow_server_is_awaited(short_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(line, "REPLY_TIMEOUT_S", 1.0)
 
     async def answer_slowly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -334,7 +332,7 @@ async def test_a_server_that_answers_slowly_is_waited_for(
 
 
 @pytest.mark.parametrize("said", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b":1\r\n:2\r\n"])
-async def test_what_is_no_reply_breaks_the_line(short_folder: Path, said: bytes) -> None:
+async def test_bytes_that_are_no_reply_break_the_line(short_folder: Path, said: bytes) -> None:
     ended = asyncio.get_running_loop().create_future()
 
     async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -350,7 +348,7 @@ async def test_what_is_no_reply_breaks_the_line(short_folder: Path, said: bytes)
         assert not asked.is_open
 
 
-async def test_a_line_that_cannot_be_opened_says_so_to_all_who_wait(short_folder: Path) -> None:
+async def test_a_connection_that_cannot_be_opened_fails_all_waiting_calls(short_folder: Path) -> None:
     absent = Line(f"unix://{short_folder}/absent.sock", None)
     failed = await asyncio.gather(*(absent.ask("PING") for _ in range(3)), return_exceptions=True)
     assert {type(error) for error in failed} == {RedisConnectionError}
@@ -389,7 +387,7 @@ def certificates(folder: Path, of: str) -> TlsFiles:
     )
 
 
-async def test_a_line_goes_over_tls(redis_server: RedisServer, tmp_path: Path) -> None:
+async def test_a_connection_uses_tls(redis_server: RedisServer, tmp_path: Path) -> None:
     own = certificates(tmp_path / "own", "broker")
     async with over_tls(redis_server, certificates(tmp_path / "own", "redis")) as url:
         secure = Line(url, None, own)
@@ -400,7 +398,7 @@ async def test_a_line_goes_over_tls(redis_server: RedisServer, tmp_path: Path) -
         await secure.aclose()
 
 
-async def test_files_of_the_url_come_before_those_of_the_settings(
+async def test_certificate_files_in_the_url_override_the_settings(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:
     own, other = (certificates(tmp_path / name, "broker") for name in ("own", "other"))
@@ -433,7 +431,7 @@ async def test_a_line_over_tcp_is_kept_alive(monkeypatch: pytest.MonkeyPatch) ->
     assert taken == [(1, socket.AF_INET)]
 
 
-async def test_a_server_of_another_authority_or_name_is_not_spoken_to(
+async def test_a_server_of_another_authority_or_name_is_not_used(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:
     own, other = (certificates(tmp_path / name, "broker") for name in ("own", "other"))
@@ -470,7 +468,7 @@ def used_memory(raw: redis.Redis) -> int:
 
 @pytest.mark.promise("entry-counts-redis-really")
 @pytest.mark.parametrize(("count", "size"), [(10_000, 272), (64, 2**20 + 1000)], ids=["small", "large"])
-async def test_counted_is_what_is_used(redis_url: str, count: int, size: int) -> None:
+async def test_the_log_counts_the_memory_that_it_uses(redis_url: str, count: int, size: int) -> None:
     log = open_run(
         redis_url, budget=(count + 1) * small_run.CHARGE, max_log_bytes=2**30, max_log_entries=10**6
     )
@@ -495,7 +493,7 @@ async def test_counted_is_what_is_used(redis_url: str, count: int, size: int) ->
     raw.close()
 
 
-async def test_a_log_that_counted_payloads_is_counted_anew(redis_url: str) -> None:
+async def test_the_bytes_of_an_older_log_are_counted_again(redis_url: str) -> None:
     first, raw, store = open_run(redis_url), redis.Redis.from_url(redis_url), Store.connect(redis_url)
     actor = await new_actor(store)
     await actor.append(3)

@@ -18,7 +18,7 @@ def dooms(seed: int) -> list[Doom]:
     return [draw(seed, name, life, pace) for name in NAMES for life in range(1, 51)]
 
 
-def test_a_seed_names_a_campaign() -> None:
+def test_a_seed_determines_a_campaign() -> None:
     assert dooms(3) == dooms(3)
     assert dooms(3) != dooms(4)
 

@@ -137,7 +137,7 @@ def _keys(section: object) -> Mapping[str, object]:
     return fields
 
 
-def test_every_promise_is_shown_by_a_test_and_the_page_says_which() -> None:
+def test_every_promise_names_a_test_that_shows_it() -> None:
     keys = [key for section in read_promises().values() for key in section]
     assert len(keys) == len(set(keys))
     assert set(keys) == set(read_marks())
@@ -156,7 +156,7 @@ def test_every_make_target_is_in_the_pages() -> None:
 
 
 @pytest.mark.timeout(600)
-def test_the_reference_is_what_the_program_is() -> None:
+def test_the_reference_matches_the_program() -> None:
     command = [sys.executable, str(ROOT / "docs" / "generate.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -229,7 +229,7 @@ def test_the_figures_of_the_readme_are_those_of_the_page() -> None:
         assert wrong == [], name
 
 
-def test_the_readme_says_which_aims_are_missed() -> None:
+def test_the_readme_names_the_missed_aims() -> None:
     text = " ".join(_section("README.md", "How fast").split())
     bars = {row[0]: row for row in _rows(_section("docs/performance.md", "Bars"))}
     steps = bars["steps/s of CartPole-v1"]
@@ -260,7 +260,7 @@ def ours(text: str) -> list[str]:
     return [match[2] for match in COMMAND.finditer(text)]
 
 
-def test_the_distribution_has_a_name_of_its_own() -> None:
+def test_the_distribution_has_its_own_name() -> None:
     assert PROJECT["name"] == DISTRIBUTION
     assert PROJECT["scripts"].keys() == {"penstock"}
     own = re.findall(r"penstock[\w-]*(?=\[)", str(PROJECT["optional-dependencies"]))
@@ -268,7 +268,7 @@ def test_the_distribution_has_a_name_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("name", ["chat", "prompts"])
-def test_what_a_site_begins_is_installed_with_it(name: str) -> None:
+def test_the_extra_of_a_site_installs_what_the_site_starts(name: str) -> None:
     pytest.importorskip("argon2", reason="the gateway needs its extra")
     site: Service = load(find(name).site)()
     found = SETUPTOOLS["packages"]["find"]["include"]
@@ -277,7 +277,7 @@ def test_what_a_site_begins_is_installed_with_it(name: str) -> None:
     assert any(site.recipe.match(pattern) for pattern in SETUPTOOLS["package-data"]["*"])
 
 
-def test_every_command_that_installs_brings_this_program() -> None:
+def test_every_install_command_installs_this_program() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}: {requirement}"
         for path in [*INSTALLATION_PAGES, *INSTALLATION_SOURCES]
@@ -287,7 +287,7 @@ def test_every_command_that_installs_brings_this_program() -> None:
     assert wrong == []
 
 
-def test_pages_name_both_ways() -> None:
+def test_pages_name_both_ways_to_install() -> None:
     for page in INSTALLATION_PAGES:
         found = ours(page.read_text())
         if any(requirement.startswith(DISTRIBUTION) for requirement in found):
@@ -311,11 +311,11 @@ def test_every_extra_that_is_named_exists() -> None:
 
 
 @pytest.mark.parametrize("extra", ["ui", "rlhf"])
-def test_a_remedy_says_both_ways(extra: str) -> None:
+def test_a_remedy_names_both_ways_to_install(extra: str) -> None:
     assert ours(how_to_install(extra)) == [f".[{extra}]", f"{DISTRIBUTION}[{extra}]"]
 
 
-def test_every_call_says_what_it_can_make_grow() -> None:
+def test_every_call_states_what_it_can_make_grow() -> None:
     protos = (ROOT / "protos" / "penstock" / "v1").glob("*.proto")
     calls = {
         name for path in protos for name in re.findall(r"^\s*rpc (\w+)\(", path.read_text(), re.MULTILINE)

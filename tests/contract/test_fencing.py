@@ -173,7 +173,7 @@ async def test_a_request_id_is_one_command(store: Store, log: LearnerLog) -> Non
 
 
 @pytest.mark.promise("command-operator-done-once")
-async def test_a_commit_answers_what_it_contains(store: Store, log: LearnerLog) -> None:
+async def test_a_commit_returns_what_it_contains(store: Store, log: LearnerLog) -> None:
     command, _ = await store.command("restore", "good", "id-1")
     answer = done(command.number, "id-1")
     log.commit(commit(answer))
@@ -191,7 +191,7 @@ async def test_a_refusal_is_answered_at_once(store: Store, log: LearnerLog) -> N
     assert command.number == 1
 
 
-async def test_commands_that_wait_and_those_that_are_kept_are_bounded(store: Store, log: LearnerLog) -> None:
+async def test_waiting_and_kept_commands_are_limited(store: Store, log: LearnerLog) -> None:
     for number in range(1, MAX_PENDING_COMMANDS + 1):
         await store.command("checkpoint", "", f"id-{number}")
     with pytest.raises(Refused, match="full: commands"):
@@ -206,7 +206,7 @@ async def test_commands_that_wait_and_those_that_are_kept_are_bounded(store: Sto
     assert (again.number, is_new) == (KEPT_COMMANDS + 2, True)
 
 
-async def test_a_redis_that_went_back_draws_no_number_twice(
+async def test_a_redis_set_back_gives_no_number_twice(
     redis_server: RedisServer, store: Store, log: LearnerLog
 ) -> None:
     for number in (1, 2):
@@ -311,7 +311,7 @@ async def opened_by(incarnations_store: Store, owner: str) -> int:
 
 
 @pytest.mark.promise("broker-remembers-run-ends")
-async def test_what_was_checked_for_another_incarnation_is_not_appended(
+async def test_fragments_checked_for_another_incarnation_are_not_appended(
     incarnations_store: Store, elsewhere: Store, begin: Begin, raw: "redis.Redis"
 ) -> None:
     begin()
@@ -380,7 +380,7 @@ async def test_another_layout_is_refused_by_broker_and_learner(
 
 
 @pytest.mark.promise("brokers-learners-meet-run")
-async def test_a_run_of_before_layouts_is_taken_over_by_a_learner(
+async def test_a_learner_takes_over_a_run_without_a_layout_number(
     incarnations_store: Store, redis_url: str, raw: "redis.Redis"
 ) -> None:
     open_run(redis_url).close()

@@ -114,7 +114,9 @@ def lines(count: int) -> Sequence[Environment]:
 
 
 @pytest.mark.parametrize("of", [(Discrete(2), cartpoles), (box(1), lines)], ids=["a choice", "reals"])
-def test_calls_of_a_gradient_step(of: tuple[Space, Callable[[int], Sequence[Environment]]]) -> None:
+def test_the_calls_of_a_gradient_step_are_bounded(
+    of: tuple[Space, Callable[[int], Sequence[Environment]]],
+) -> None:
     action, environments = of
     policy = small_policy(0, action)
     batch, counted = collect(policy, environments), []
@@ -128,20 +130,20 @@ def admit(raw: bytes, run: RunSpecification) -> None:
     assert check_all(1, append.parse(raw).fragments, run).refusal is None
 
 
-def test_calls_of_a_forward_pass(rollout: Rollout) -> None:
+def test_the_calls_of_a_forward_pass_are_bounded(rollout: Rollout) -> None:
     assert calls(rollout.act) <= 75
 
 
-def test_calls_of_a_step(rollout: Rollout) -> None:
+def test_the_calls_of_a_step_are_bounded(rollout: Rollout) -> None:
     assert calls(rollout.unroll) / STEPS <= 180
 
 
-def test_calls_to_admit_a_fragment() -> None:
+def test_the_calls_to_admit_a_fragment_are_bounded() -> None:
     raw = append.encode(1, 0, [small_fragment(1, sequence) for sequence in range(1, 17)])
     assert calls(lambda: admit(raw, specification())) / 16 <= 115
 
 
-def test_calls_to_read_a_fragment() -> None:
+def test_the_calls_to_read_a_fragment_are_bounded() -> None:
     given = small_fragment(1)
     encoded = header_bytes(given.header)
 
@@ -246,14 +248,14 @@ async def act_of(stand: Stand) -> Callable[[bytes, Any], Any]:
 def pass_in_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every forward pass leaves the loop's thread, so that none of its calls is counted here.
 
-    Otherwise its CPU time decides, and with it the machine. `test_calls_of_a_forward_pass` counts a pass.
+    Otherwise its CPU time decides. `test_the_calls_of_a_forward_pass_are_bounded` counts a pass.
     """
     monkeypatch.setattr(batcher, "INLINE_S", 0.0)
 
 
 @pytest.mark.usefixtures("pass_in_thread")
 @pytest.mark.parametrize(("asked", "most"), [({}, 105), ({"client_key": "ada"}, 113)])
-def test_calls_to_answer_a_request(asked: dict[str, Any], most: int) -> None:
+def test_the_calls_to_answer_a_request_are_bounded(asked: dict[str, Any], most: int) -> None:
     with asyncio.Runner() as runner:
         stand, data = runner.run(crowded(**asked))
         act, context = runner.run(act_of(stand)), Caller()
@@ -269,7 +271,7 @@ def test_calls_to_answer_a_request(asked: dict[str, Any], most: int) -> None:
 
 
 @pytest.mark.usefixtures("pass_in_thread")
-def test_calls_of_a_step_that_is_learned_from() -> None:
+def test_the_calls_of_a_learned_step_are_bounded() -> None:
     with asyncio.Runner() as runner:
         stand, _ = runner.run(crowded())
         act, context = runner.run(act_of(stand)), Caller()
@@ -287,7 +289,7 @@ def test_calls_of_a_step_that_is_learned_from() -> None:
         assert all(episode.learned for episode in stand.episodes)
 
 
-def test_calls_to_answer_a_lonely_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_calls_to_answer_a_lonely_request_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batcher, "INLINE_S", math.inf)
     with asyncio.Runner() as runner:
         stand, data = runner.run(crowded())
@@ -303,7 +305,7 @@ def test_calls_to_answer_a_lonely_request(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.usefixtures("pass_in_thread")
 @pytest.mark.parametrize(("asked", "most"), [({}, 95), ({"client_key": "ada"}, 135)])
-def test_calls_to_answer_a_request_of_a_stream(asked: dict[str, Any], most: int) -> None:
+def test_the_calls_to_answer_a_request_of_a_stream_are_bounded(asked: dict[str, Any], most: int) -> None:
     with asyncio.Runner() as runner:
         stand, data = runner.run(crowded(**asked))
         asking = Caller()
@@ -315,7 +317,7 @@ def test_calls_to_answer_a_request_of_a_stream(asked: dict[str, Any], most: int)
         assert asking.answered == 2 * CLIENTS
 
 
-def test_copies_of_a_payload_on_its_way_out(rollout: Rollout) -> None:
+def test_the_copies_of_a_payload_on_its_way_out_are_bounded(rollout: Rollout) -> None:
     fragment = rollout.unroll()
 
     def refill_and_cut() -> None:
@@ -325,7 +327,7 @@ def test_copies_of_a_payload_on_its_way_out(rollout: Rollout) -> None:
     assert allocated(refill_and_cut) <= len(fragment.payload) + 32_768
 
 
-def test_a_payload_is_copied_once_on_its_way_out_and_not_at_all_while_it_is_admitted() -> None:
+def test_a_payload_is_copied_once_when_sent_and_never_when_admitted() -> None:
     wide = Box(
         np.full(LARGE_BYTES // (4 * (STEPS + 1)), -1, np.float32),
         np.full(LARGE_BYTES // (4 * (STEPS + 1)), 1, np.float32),

@@ -129,7 +129,7 @@ def extras_of(image: str) -> frozenset[str]:
     ],
     ids=["the page without packages of accounts", "evaluation without a client of Redis"],
 )
-def test_a_module_loads_without_packages_of_other_extras(module: str, absent: set[str]) -> None:
+def test_a_module_loads_without_the_packages_of_other_extras(module: str, absent: set[str]) -> None:
     loads_without((module,), absent)
 
 
@@ -195,7 +195,7 @@ def test_every_load_of_a_model_refuses_its_code() -> None:
     assert [mistake for path in paths for mistake in mistakes(path)] == []
 
 
-def test_the_rule_sees_what_it_must(tmp_path: Path) -> None:
+def test_the_rule_finds_every_load_of_a_model(tmp_path: Path) -> None:
     path = tmp_path / "careless.py"
     path.write_text(
         "AutoTokenizer.from_pretrained(folder)\n"
@@ -239,7 +239,7 @@ TORCH_FREE = (
 
 
 @pytest.mark.parametrize("package", CORE)
-def test_no_module_of_the_core_names_a_workload(package: str) -> None:
+def test_the_core_names_no_workload(package: str) -> None:
     sources = [
         path
         for path in (ROOT / package).rglob("*")
@@ -262,7 +262,7 @@ def test_no_module_of_the_core_names_a_workload(package: str) -> None:
     sorted((ROOT / "penstock" / "workloads" / "plugin").glob("[a-z]*.py")),
     ids=lambda module: module.stem,
 )
-def test_every_module_of_the_surface_is_described(module: Path) -> None:
+def test_every_public_module_is_described(module: Path) -> None:
     tutorial = (ROOT / "docs" / "tutorials" / "add-a-workload.md").read_text()
     assert f"`penstock.workloads.plugin.{module.stem}`" in tutorial
     tree = ast.parse(module.read_text())
@@ -381,12 +381,12 @@ PATIENCE_S = 120.0
 MODULES = sorted(set(re.findall(r"python -m (\S+) .*\$\(ARGS\)", (ROOT / "Makefile").read_text())))
 
 
-def test_the_long_measurements_are_among_them() -> None:
+def test_the_long_measurements_are_checked_too() -> None:
     assert {"benchmarks", "benchmarks.proofs"} <= {*MODULES}
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_a_module_tells_how_it_is_used(module: str, tmp_path: Path) -> None:
+def test_a_module_documents_its_use(module: str, tmp_path: Path) -> None:
     said = tmp_path / "help.txt"
     code = ForkedProcess(MODULE, module, "--help", output=said).wait(PATIENCE_S)
     assert code == 0, said.read_text()
@@ -451,7 +451,7 @@ DO_NOT_COMPUTE: Final = {
 """Rooms whose processes may load torch: why threads of theirs need no limit."""
 
 
-def test_pools_that_compute_keep_the_limit() -> None:
+def test_thread_pools_that_compute_keep_the_limit() -> None:
     found = json.loads(run_python(POOLS, str(LIMIT), OMP_NUM_THREADS=str(DEFAULT)))
     assert found.pop("plain")[0] >= LIMIT, "torch itself keeps the limit: are these pools needed yet?"
     assert len(found) == 7
@@ -486,7 +486,7 @@ def test_a_server_answers_within_its_limit(tmp_path: Path) -> None:
             server.wait()
 
 
-def test_numpy_computes_on_one_thread_whatever_the_environment_says() -> None:
+def test_numpy_computes_on_one_thread_whatever_the_environment_variables() -> None:
     code = (
         "import os, penstock.launch.cli.app\nimport numpy as np\n"
         "np.ones((512, 512)) @ np.ones((512, 512))\nprint(len(os.listdir('/proc/self/task')))"
@@ -524,7 +524,7 @@ def within(name: str, rooms: Iterable[str]) -> bool:
     )
 
 
-def test_no_other_thread_computes() -> None:
+def test_threads_are_made_only_by_code_that_does_not_compute() -> None:
     found = list(makers())
     assert [one for one in found if not within(one[0], DO_NOT_COMPUTE)] == []
     assert [room for room in DO_NOT_COMPUTE if not any(within(name, [room]) for name, _ in found)] == []

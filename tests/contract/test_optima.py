@@ -51,7 +51,7 @@ def test_the_tables_are_probabilities() -> None:
     assert (model.success[0] == 0).all(), "doing nothing mends nothing"
 
 
-def test_it_agrees_with_a_search_through_all_futures() -> None:
+def test_the_optimum_equals_a_search_through_all_futures() -> None:
     reward, model = GoalReward(), host_model()
 
     @cache
@@ -71,7 +71,7 @@ def test_it_agrees_with_a_search_through_all_futures() -> None:
     assert optimum(3, reward).value == pytest.approx(best(STATES.index(HEALTHY), 3), rel=1e-9)
 
 
-def test_its_policy_earns_it() -> None:
+def test_the_optimal_policy_earns_the_optimum() -> None:
     found = optimum(STEPS, GoalReward())
     mean, error = play(found.policy)
     assert abs(mean - found.value) < 4 * error
@@ -101,7 +101,7 @@ def play(policy: np.ndarray) -> tuple[float, float]:
 REWARD = QualityReward()
 
 
-def test_it_is_the_best_and_the_mean_of_all_ways() -> None:
+def test_the_optimum_is_the_best_of_all_paths() -> None:
     random, source = np.random.default_rng(5), PromptSource()
     for _ in range(5):
         graph = text_graph(source.draw(random)[0], REWARD)
@@ -111,7 +111,7 @@ def test_it_is_the_best_and_the_mean_of_all_ways() -> None:
         assert graph.expected(5) == pytest.approx(sum(earned) / len(earned))
 
 
-def test_a_way_through_the_graph_earns_what_the_texts_do() -> None:
+def test_a_path_through_the_graph_earns_what_its_texts_earn() -> None:
     start = text = "Please, write a Python script."
     graph, total = text_graph(start, REWARD), 0.0
     policy = np.zeros((len(graph.texts), 5))
@@ -128,7 +128,7 @@ TASTES = pytest.mark.parametrize("taste", [USUAL, CHANGED], ids=["usual", "chang
 
 
 @TASTES
-def test_half_of_what_the_reference_says_is_liked(taste: Taste) -> None:
+def test_half_of_the_references_answers_are_liked(taste: Taste) -> None:
     liked = taste.thumb_chance(FEATURES)
     assert float(profile_chances(REFERENCE) @ liked) == pytest.approx(0.5, abs=0.02)
     assert liked.max() > 0.87
@@ -141,7 +141,7 @@ def test_a_changed_taste_makes_the_old_best_no_better_than_the_reference() -> No
 
 
 @TASTES
-def test_drawn_opinions_have_the_chances_that_the_ceilings_are_of(taste: Taste) -> None:
+def test_drawn_opinions_average_to_the_expected_ratings(taste: Taste) -> None:
     people, rng = population(60, seed=0, taste=taste), np.random.default_rng(3)
     expected = {one.name: expected_rating(taste, one, FEATURES)[0] for one in CRITERIA}
     expected[THUMB] = taste.thumb_chance(FEATURES)
@@ -176,7 +176,7 @@ def test_no_order_of_profiles_passes_the_ceilings(taste: Taste) -> None:
     assert best[0] == pytest.approx(best[1], abs=0.01)
 
 
-def test_an_area_without_knowledge_is_a_half() -> None:
+def test_the_area_under_the_curve_without_knowledge_is_a_half() -> None:
     thumbs = USUAL.thumb_chance(FEATURES)
     assert expected_auc(np.zeros(64), thumbs) == pytest.approx(0.5)
     up, down = expected_auc(thumbs, thumbs), expected_auc(-thumbs, thumbs)

@@ -81,7 +81,7 @@ async def test_64_actors_share_a_budget_of_four_fragments(store: Store, begin: B
 
 
 @pytest.mark.promise("credit-leak-returns-actor")
-async def test_an_actor_that_dies_with_the_only_credit_gives_it_back(
+async def test_the_only_credit_is_taken_back_from_a_dead_actor(
     store: Store, begin: Begin, clock: Clock
 ) -> None:
     log = begin(budget=CHARGE, session_timeout_ms=2 * TICK_MS)
@@ -139,7 +139,7 @@ async def test_a_third_of_the_replies_is_lost(store: Store, begin: Begin) -> Non
 
 
 @pytest.mark.promise("credit-leak-returns-actor")
-async def test_a_skipped_update_gives_its_budget_back(store: Store, begin: Begin) -> None:
+async def test_a_skipped_update_returns_its_budget(store: Store, begin: Begin) -> None:
     log = begin()
     actor = await new_actor(store)
     learner = Learner(log, batch=4)
@@ -152,7 +152,7 @@ async def test_a_skipped_update_gives_its_budget_back(store: Store, begin: Begin
     assert log.renew().outstanding == CHARGE
 
 
-async def test_credit_goes_one_fragment_at_a_time_and_further_ones_while_no_session_waits(
+async def test_credit_is_one_fragment_at_a_time_and_more_while_no_session_waits(
     store: Store, begin: Begin
 ) -> None:
     log = begin(budget=6 * CHARGE, fragment_charge=CHARGE)
@@ -175,7 +175,9 @@ async def test_credit_goes_one_fragment_at_a_time_and_further_ones_while_no_sess
 
 
 @pytest.mark.promise("short-fragment-leaves-budget")
-async def test_what_a_short_fragment_leaves_is_for_sessions_that_wait(store: Store, begin: Begin) -> None:
+async def test_the_rest_of_a_short_fragments_credit_goes_to_waiting_sessions(
+    store: Store, begin: Begin
+) -> None:
     begin(budget=6 * CHARGE, fragment_charge=CHARGE)
     sender, waiting = Actor(store, "sender"), Actor(store, "waiting")
     await sender.open()
@@ -189,7 +191,7 @@ async def test_what_a_short_fragment_leaves_is_for_sessions_that_wait(store: Sto
 
 
 @pytest.mark.promise("credit-session-gives-back")
-async def test_credit_that_is_given_back_goes_to_who_waits_at_once(store: Store, begin: Begin) -> None:
+async def test_returned_credit_goes_to_a_waiting_session_at_once(store: Store, begin: Begin) -> None:
     log = begin(budget=2 * CHARGE)
     leaving, waiting = Actor(store, "leaving"), Actor(store, "waiting")
     await leaving.open()
@@ -227,7 +229,7 @@ async def test_no_session_has_credit_before_the_first_weights(store: Store, begi
 
 
 @pytest.mark.promise("lock-step-round-continues")
-async def test_three_actors_and_one_stops(store: Store, begin: Begin) -> None:
+async def test_a_round_continues_when_one_of_three_actors_stops(store: Store, begin: Begin) -> None:
     log = begin(lock_step=True, actor_count=3, session_timeout_ms=1000)
     actors = [Actor(store, f"actor-{index}") for index in range(3)]
     for actor in actors:
@@ -266,7 +268,7 @@ async def test_a_resumed_learner_finds_past_rounds_complete(store: Store, begin:
 
 @pytest.mark.promise("policy-server-finds-room")
 @pytest.mark.parametrize("batch", [1, 2])
-async def test_a_policy_server_has_its_turn_beside_busy_rollout_workers(
+async def test_a_policy_server_gets_credit_among_busy_rollout_workers(
     store: Store, begin: Begin, clock: Clock, batch: int
 ) -> None:
     log = begin()
@@ -288,9 +290,7 @@ async def test_a_policy_server_has_its_turn_beside_busy_rollout_workers(
 
 
 @pytest.mark.promise("policy-server-finds-room")
-async def test_room_is_kept_no_longer_for_a_server_that_does_not_come_back(
-    store: Store, begin: Begin, clock: Clock
-) -> None:
+async def test_room_is_freed_when_a_server_does_not_return(store: Store, begin: Begin, clock: Clock) -> None:
     log = begin(budget=CHARGE)
     worker, server = await new_actor(store, "worker"), await new_actor(store, "server", role=Role.SERVER)
     assert (await server.append()).refusal is not None
@@ -333,7 +333,7 @@ def play(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Play]:
 @pytest.mark.promise("actor-takes-part-within")
 @pytest.mark.parametrize("weights_first", [True, False])
 @pytest.mark.parametrize(("actors", "budget", "batch"), [(1, 2, 1), (12, 6, 3), (12, 24, 12)])
-def test_every_actor_takes_part_from_the_first_round_on(
+def test_every_actor_takes_part_from_the_first_round(
     play: Play, actors: int, budget: int, batch: int, weights_first: bool
 ) -> None:
     outcome = play(Crowd(actors=actors, budget=budget, batch=batch, weights_first=weights_first), 8_000)
@@ -360,7 +360,7 @@ def test_actors_lose_at_most_the_share_of_those_that_are_slow_or_hung(
 
 
 @pytest.mark.promise("actors-slow-hang-cost")
-def test_hung_first_comers_give_their_credit_to_those_that_come_later(play: Play) -> None:
+def test_later_sessions_get_the_credit_of_hung_earlier_ones(play: Play) -> None:
     crowd = Crowd(actors=8, budget=4, batch=2, hung=4, hung_after=0)
     outcome = play(crowd, 90_000)
     assert outcome.rounds_until_all(crowd.rest) <= 3
@@ -368,7 +368,7 @@ def test_hung_first_comers_give_their_credit_to_those_that_come_later(play: Play
 
 
 @pytest.mark.promise("lock-step-round-goes")
-def test_a_lock_step_round_goes_on_without_a_member_that_is_silent(play: Play) -> None:
+def test_a_lock_step_round_continues_without_a_silent_member(play: Play) -> None:
     crowd = Crowd(actors=4, budget=4, batch=4, hung=1, hung_after=2, lock_step=True)
     outcome = play(crowd, 60_000)
     gaps = [later - earlier for earlier, later in zip(outcome.updates, outcome.updates[1:], strict=False)]

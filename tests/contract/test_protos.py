@@ -85,7 +85,7 @@ def _breaking(protos: Path) -> str:
 
 
 @pytest.mark.skipif(not BUF.exists(), reason="no buf for this machine (PyPI: buf-bin)")
-def test_nothing_that_was_released_is_broken() -> None:
+def test_no_released_message_is_broken() -> None:
     assert _breaking(ROOT / "protos") == ""
 
 
@@ -98,7 +98,9 @@ def test_nothing_that_was_released_is_broken() -> None:
         ("uint32 batch = 4;", "uint32 rows = 4;", 'changed name from "batch" to "rows"'),
     ],
 )
-def test_what_would_break_a_client_is_found(tmp_path: Path, old: str, new: str, complaint: str) -> None:
+def test_changes_that_would_break_a_client_are_found(
+    tmp_path: Path, old: str, new: str, complaint: str
+) -> None:
     shutil.copytree(ROOT / "protos" / "penstock", tmp_path / "penstock")
     policy = tmp_path / "penstock" / "v1" / "policy.proto"
     text = policy.read_text()

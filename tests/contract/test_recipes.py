@@ -21,7 +21,7 @@ GIB: Final = 1024**3
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
-def test_it_resolves(recipe: Path, tmp_path: Path) -> None:
+def test_a_recipe_resolves(recipe: Path, tmp_path: Path) -> None:
     if 'vectorise = "envpool"' in recipe.read_text():
         pytest.importorskip("envpool", reason="EnvPool is an extra")
     plan = make_plan(Request(what=str(recipe), run_dir=tmp_path / "run"))
@@ -42,7 +42,7 @@ def test_a_template_resolves_with_its_defaults_and_its_bounds(file: Path, tmp_pa
 
 
 @pytest.mark.parametrize("file", TEXT, ids=lambda path: path.stem)
-def test_a_template_of_text_has_fragments_that_find_room(file: Path, tmp_path: Path) -> None:
+def test_a_text_templates_fragments_fit_its_updates(file: Path, tmp_path: Path) -> None:
     template = read_templates(file.parent)[file.stem]
     recipe = configured(template, template.chosen({}))
     (tmp_path / "job.toml").write_text(tomli_w.dumps(recipe))

@@ -72,7 +72,7 @@ def called_by_source(user: str) -> set[str]:
     return found
 
 
-def test_each_user_may_exactly_what_its_code_calls() -> None:
+def test_each_user_is_allowed_exactly_the_calls_of_its_code() -> None:
     learner_scripts = set(script.names()) - BROKER_SCRIPTS | {"greet"}
     assert allowed()["broker"] == called_by_source("broker") | called_by_scripts(BROKER_SCRIPTS)
     assert allowed()["learner"] == called_by_source("learner") | called_by_scripts(learner_scripts)
@@ -94,7 +94,7 @@ def denied(admin: Any, user: str) -> set[str]:
     return {str(entry["object"]).lower() for entry in entries if entry["username"] == user}
 
 
-async def test_the_users_are_enough_for_a_whole_run(server: GuardedRedis) -> None:
+async def test_a_whole_run_needs_only_these_users(server: GuardedRedis) -> None:
     admin = server.admin()
     clear(admin)
     await play(server, "broker", "learner")
@@ -105,7 +105,7 @@ async def test_the_users_are_enough_for_a_whole_run(server: GuardedRedis) -> Non
 
 
 @pytest.mark.parametrize("user", ["broker", "learner"])
-async def test_each_command_is_needed(server: GuardedRedis, user: str) -> None:
+async def test_each_allowed_command_is_needed(server: GuardedRedis, user: str) -> None:
     admin = server.admin()
     for command in sorted(allowed()[user] - UNREACHED[user]):
         clear(admin)
@@ -147,7 +147,7 @@ def _is_refused(client: Any, words: tuple[str, ...]) -> bool:
 
 
 @pytest.mark.parametrize("user", ["broker", "learner", "operator"])
-def test_nothing_else_is_allowed(server: GuardedRedis, user: str) -> None:
+def test_no_other_command_is_allowed(server: GuardedRedis, user: str) -> None:
     client: Any = redis.Redis.from_url(server.url_of(user), password=server.password(user))
     served = [what for what, words in FORBIDDEN.items() if not _is_refused(client, words)]
     assert served == []
@@ -167,7 +167,7 @@ def test_an_operator_changes_nothing(server: GuardedRedis, command: tuple[str, .
 
 
 @pytest.mark.promise("redis-users-own-forgets")
-async def test_what_users_have_written_outlives_a_restart(server: GuardedRedis) -> None:
+async def test_data_of_the_users_survives_a_restart(server: GuardedRedis) -> None:
     admin = server.admin()
     clear(admin)
     await play(server, "broker", "learner")

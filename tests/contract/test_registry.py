@@ -85,7 +85,7 @@ def numbers(versions: tuple[PolicyVersion, ...]) -> list[int]:
     return [version.version for version in versions]
 
 
-def test_a_registered_version_is_read_as_it_was_said(registry: Registry) -> None:
+def test_a_registered_version_is_read_as_it_was_written(registry: Registry) -> None:
     said = new(7, parent=3, evaluation=Evaluation(mean=480.0, std=12.5, episodes=20), reason="best so far")
     stored = registry.register(said, by="learner")
     assert stored == registry.get("default", 7)
@@ -108,14 +108,14 @@ def test_what_is_repeated_changes_nothing(registry: Registry) -> None:
 
 
 @pytest.mark.parametrize("change", [{"sha256": "f" * 64}, {"run": "another-run"}])
-def test_a_number_names_one_version_for_ever(registry: Registry, change: dict[str, Any]) -> None:
+def test_a_number_always_names_the_same_version(registry: Registry, change: dict[str, Any]) -> None:
     register(registry, 7)
     with pytest.raises(DifferentBytes, match="version=7 of policy='default' is registered with sha256=0"):
         registry.register(new(7, **change), by="learner")
     register(registry, 7, policy="other", **change)
 
 
-def test_runs_that_train_one_policy_have_numbers_of_their_own(url: str, registry: Registry) -> None:
+def test_runs_that_train_one_policy_have_separate_numbers(url: str, registry: Registry) -> None:
     assert registry.reserve("alpha/My_agent", "first") == 1
     registry.register(new(40), by="learner")
     assert registry.reserve("default", "b") == RANGE + 1
@@ -145,7 +145,7 @@ def test_an_unknown_version_is_named(registry: Registry) -> None:
         registry.rollback("default", "x", by="ada")
 
 
-def test_promotion_moves_the_arms_and_keeps_the_one_before(registry: Registry) -> None:
+def test_a_promotion_moves_the_arms_and_keeps_the_previous_version(registry: Registry) -> None:
     assert follow(registry.arms("default"), Arm.ACTIVE).arm is Arm.LATEST
     register(registry, 1, 2, 3)
     registry.promote("default", 1, "first", by="ada")
@@ -171,7 +171,7 @@ def test_promotion_moves_the_arms_and_keeps_the_one_before(registry: Registry) -
     assert [3] == numbers(registry.pinned("default"))
 
 
-def test_what_may_not_be_promoted_is_refused_with_the_remedy(registry: Registry) -> None:
+def test_a_refused_promotion_names_the_remedy(registry: Registry) -> None:
     register(registry, 1, 2, 3, 4)
     registry.retire("default", 1, "old", by="ada")
     registry.promote("default", 2, "first", by="ada")
@@ -221,7 +221,7 @@ def test_the_version_before_takes_over_when_the_active_one_is_rolled_back(regist
         registry.rollback("default", "bad", by="ada")
 
 
-def test_who_comes_second_with_a_verdict_changes_nothing(registry: Registry) -> None:
+def test_a_second_verdict_changes_nothing(registry: Registry) -> None:
     register(registry, 1, 2, 3)
     registry.promote("default", 1, "first", by="ada")
     registry.promote("default", 2, "second", by="ada")
@@ -257,7 +257,7 @@ def test_a_rollback_is_recorded_as_a_new_version_with_old_content(registry: Regi
         registry.record_rollback("default", version=2, restores=3, reason="x", by="learner")
 
 
-def test_content_that_a_rollback_made_active_again_awaits_a_number(registry: Registry) -> None:
+def test_content_restored_by_a_rollback_waits_for_a_number(registry: Registry) -> None:
     for version in (1, 2, 3):
         registry.register(new(version), by="learner")
     assert registry.awaiting_number("default") is None
@@ -296,7 +296,7 @@ def test_at_most_sixteen_versions_are_pinned(registry: Registry) -> None:
     assert [3, *range(4, 18)] == numbers(registry.pinned("default"))
 
 
-def test_room_is_made_from_what_serves_no_client_and_is_worth_least(registry: Registry) -> None:
+def test_unserved_versions_of_least_worth_are_retired_for_room(registry: Registry) -> None:
     register(registry, 1, 2, 3)
     register(registry, 4, origin=Origin.BEST)
     register(registry, *range(5, 17))
@@ -312,7 +312,7 @@ def test_room_is_made_from_what_serves_no_client_and_is_worth_least(registry: Re
     assert {1: "standby", 2: "active", 4: "candidate", 5: "candidate"}.items() <= statuses(registry).items()
 
 
-def test_what_serves_is_not_retired(registry: Registry) -> None:
+def test_a_serving_version_is_not_retired(registry: Registry) -> None:
     register(registry, 1, 2, 3)
     registry.promote("default", 1, "first", by="ada")
     registry.promote("default", 2, "try", by="ada", to=Status.CANARY, canary_share=0.5)
@@ -326,7 +326,7 @@ def test_what_serves_is_not_retired(registry: Registry) -> None:
     assert (0.0, "retired") == (registry.traffic("default").canary_share, statuses(registry)[2])
 
 
-def test_traffic_is_changed_as_it_was_read(registry: Registry) -> None:
+def test_traffic_is_changed_only_from_the_state_that_was_read(registry: Registry) -> None:
     register(registry, 1, 2)
     registry.promote("default", 1, "first", by="ada")
     registry.promote("default", 2, "try", by="ada", to=Status.CANARY)
@@ -339,7 +339,7 @@ def test_traffic_is_changed_as_it_was_read(registry: Registry) -> None:
         registry.set_traffic(replace(read, canary_share=0.5), "late", by="bob")
 
 
-def test_traffic_to_what_is_not_there_is_refused(registry: Registry) -> None:
+def test_traffic_to_an_absent_version_is_refused(registry: Registry) -> None:
     register(registry, 1)
     empty = registry.traffic("default")
     for wanted, message in (
@@ -479,7 +479,7 @@ def test_the_bound_holds_against_processes_that_register_at_once(url: str, regis
     assert MAX_PINNED == len(registry.pinned("default")) == list(said.values()).count("done")
 
 
-def test_who_opens_a_new_registry_at_the_same_time_makes_one(url: str) -> None:
+def test_processes_that_open_a_new_registry_at_once_make_one(url: str) -> None:
     together = Barrier(6)
 
     def open_and_look() -> int:
@@ -493,9 +493,7 @@ def test_who_opens_a_new_registry_at_the_same_time_makes_one(url: str) -> None:
     assert {1: "UnknownVersion", 2: "UnknownVersion"} == race(url, "promote", [1], [2])
 
 
-def test_a_process_that_is_killed_in_a_transaction_leaves_nothing_behind(
-    url: str, registry: Registry
-) -> None:
+def test_a_process_killed_in_a_transaction_leaves_nothing(url: str, registry: Registry) -> None:
     register(registry, 1)
     code = """
 import sys, time
@@ -519,7 +517,9 @@ Database(sys.argv[1]).write(promote)
     assert Status.ACTIVE is registry.promote("default", 1, "again", by="ada").status
 
 
-def test_a_database_that_stays_busy_is_a_conflict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_database_that_stays_busy_raises_a_conflict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("penstock.registry.registry.BUSY_S", 0.05)
     monkeypatch.setattr("penstock.registry.registry.RETRY_S", 0.2)
     file = tmp_path / "registry.sqlite"
@@ -546,7 +546,7 @@ def test_a_database_that_does_not_answer_is_unavailable(tmp_path: Path, short_fo
 
 @pytest.mark.postgresql
 @pytest.mark.skipif(find_programs() is None, reason="no PostgreSQL server found")
-def test_a_server_that_comes_back_is_used_again(short_folder: Path) -> None:
+def test_a_server_that_returns_is_used_again(short_folder: Path) -> None:
     programs = find_programs()
     assert programs is not None
     server = PostgresqlServer(programs, short_folder)

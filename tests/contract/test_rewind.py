@@ -67,7 +67,7 @@ async def test_a_restarted_redis_is_closed_until_the_learner_opens_it(
 
 
 @pytest.mark.promise("versions-never-used-twice")
-async def test_allocators_leap_and_the_old_epoch_is_fenced(
+async def test_reopening_skips_numbers_and_fences_the_old_epoch(
     redis_server: RedisServer, store: Store, log: LearnerLog
 ) -> None:
     await new_actor(store)
@@ -117,7 +117,7 @@ async def test_lost_entries_are_found_booked_and_passed(
 
 
 @pytest.mark.promise("fragments-returned-redis-lost")
-async def test_what_is_lost_and_not_yet_read_is_in_the_books(
+async def test_lost_entries_that_were_not_read_are_in_the_books(
     redis_server: RedisServer, store: Store, log: LearnerLog
 ) -> None:
     actor = await new_actor(store)
@@ -131,7 +131,7 @@ async def test_what_is_lost_and_not_yet_read_is_in_the_books(
     assert log.acked() == position + residue.entries + residue.lost + log.log_lost()
 
 
-async def test_an_actor_that_lies_after_a_re_opening_holds_no_more_than_its_share(
+async def test_an_actor_that_lies_on_reopening_holds_only_its_share(
     redis_server: RedisServer, store: Store, log: LearnerLog
 ) -> None:
     liar, _honest = await new_actor(store, "actor-0"), await new_actor(store, "actor-1")
@@ -189,7 +189,7 @@ async def test_sessions_are_not_expired_sooner_than_one_timeout_after_opening(
 
 
 @pytest.mark.promise("sessions-epochs-never-used")
-async def test_a_leap_that_redis_has_lost_is_not_made_again(
+async def test_numbers_that_redis_lost_are_not_skipped_twice(
     redis_server: RedisServer, store: Store, log: LearnerLog
 ) -> None:
     copy, kept = redis_server.save_aof(), log.snapshot()
@@ -306,7 +306,9 @@ def test_a_redis_that_restarts_while_it_is_opened_is_opened_again(
     assert (names.count("open_log"), log.renew().closed) == (2, False)
 
 
-def test_opening_again_with_the_same_nonce_leaps_once(redis_server: RedisServer, log: LearnerLog) -> None:
+def test_opening_again_with_the_same_nonce_skips_numbers_once(
+    redis_server: RedisServer, log: LearnerLog
+) -> None:
     redis_server.restart()
     calls: list[tuple[object, ...]] = []
     run = log._calls.run
@@ -386,7 +388,7 @@ def reopen(log: LearnerLog) -> None:
     log.publish(BLOB, update=0, settled=0, scalars={})
 
 
-async def test_an_actor_that_comes_back_says_what_it_had_seen_acknowledged(
+async def test_a_returning_actor_reports_its_acknowledged_fragments(
     redis_server: RedisServer, store: Store, tmp_path: Path
 ) -> None:
     log = open_run(redis_server.url, budget=10**6)
@@ -415,7 +417,7 @@ async def test_an_actor_that_comes_back_says_what_it_had_seen_acknowledged(
     assert books.journalled == {"resident": 7, "log_lost": 10, "nowhere": 0}
 
 
-async def test_what_was_not_read_is_booked_when_its_actor_says_so_or_is_gone(
+async def test_unread_entries_are_booked_when_their_actor_reports_them_or_is_gone(
     redis_server: RedisServer, store: Store, tmp_path: Path
 ) -> None:
     log = open_run(redis_server.url, budget=10**6)
@@ -441,7 +443,7 @@ async def test_what_was_not_read_is_booked_when_its_actor_says_so_or_is_gone(
     assert (lost.kind, lost.session, lost.first) == (Kind.LOST, returns.session, 7)
 
 
-async def test_what_a_session_lost_that_ends_before_the_log_is_open_again(
+async def test_losses_of_a_session_that_ends_before_the_log_is_open_are_booked(
     redis_server: RedisServer, store: Store, tmp_path: Path
 ) -> None:
     log = open_run(redis_server.url, budget=10**6)

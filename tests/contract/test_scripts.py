@@ -89,7 +89,9 @@ async def test_a_closed_session_is_refused_for_ever(store: Store, log: LearnerLo
     assert watched.refusal.reason is Reason.EXPIRED
 
 
-async def test_a_stopping_run_opens_no_session_but_takes_what_is_left(store: Store, log: LearnerLog) -> None:
+async def test_a_stopping_run_opens_no_session_but_accepts_remaining_fragments(
+    store: Store, log: LearnerLog
+) -> None:
     actor = await new_actor(store)
     await store.control("stop", "enough")
     assert (await actor.append()).refusal is None
@@ -112,7 +114,7 @@ async def test_append_is_idempotent_and_in_order(store: Store, log: LearnerLog) 
     assert 3 == log.acked() == log.residue(0).entries
 
 
-async def test_no_more_sessions_are_opened_than_a_run_may_have(
+async def test_a_run_opens_no_sessions_beyond_its_limit(
     store: Store, log: LearnerLog, raw: "redis.Redis"
 ) -> None:
     honest = await new_actor(store, "honest")
@@ -154,7 +156,7 @@ async def test_a_payload_in_the_log_never_expires(
     await short.aclose()
 
 
-async def test_a_staging_key_that_is_gone_is_answered_full(redis_url: str, log: LearnerLog) -> None:
+async def test_a_lost_staging_key_is_answered_full(redis_url: str, log: LearnerLog) -> None:
     actor = Actor(Store.connect(redis_url), "actor-0")
     await actor.open()
     script = scripts.load("append")
@@ -180,7 +182,7 @@ async def test_a_staging_key_that_is_gone_is_answered_full(redis_url: str, log: 
 
 
 @pytest.mark.promise("ceiling-log-stays-below")
-async def test_ceilings_are_full_and_leave_the_log_below_them(store: Store, begin: Begin) -> None:
+async def test_limits_refuse_entries_and_keep_the_log_below_them(store: Store, begin: Begin) -> None:
     budget = 100 * CHARGE
     log = begin(budget=budget, max_log_entries=3, max_log_bytes=2**20)
     actor = await new_actor(store)
@@ -286,7 +288,7 @@ async def test_only_an_evaluation_session_reports_an_evaluation(
     assert await store.report(report(evaluator.session, evaluation=True)) == (1, None)
 
 
-async def test_reports_have_a_number_and_bytes_of_which_the_oldest_go(
+async def test_reports_above_a_number_or_size_drop_the_oldest(
     store: Store, log: LearnerLog, raw: "redis.Redis"
 ) -> None:
     actor = await new_actor(store)
@@ -409,7 +411,7 @@ def test_a_redis_of_another_run_is_refused(redis_url: str, log: LearnerLog) -> N
 
 
 @pytest.mark.promise("weights-newest-two-versions")
-async def test_weights_stay_for_two_versions_and_for_pins(store: Store, log: LearnerLog) -> None:
+async def test_weights_are_kept_for_two_versions_and_for_pins(store: Store, log: LearnerLog) -> None:
     blob = bytes(2 * WEIGHT_CHUNK_BYTES + 5)
     pinned = log.publish(blob, update=1, settled=0, scalars={}, pin=True)
     for update in (2, 3, 4):
@@ -424,7 +426,7 @@ async def test_weights_stay_for_two_versions_and_for_pins(store: Store, log: Lea
     assert await store.weights_chunk(pinned.version, 0) is None
 
 
-async def test_a_publication_that_comes_late_moves_nothing_back(store: Store, log: LearnerLog) -> None:
+async def test_a_late_publication_moves_nothing_back(store: Store, log: LearnerLog) -> None:
     published: list[tuple[object, ...]] = []
     fenced = log._calls.fenced
 

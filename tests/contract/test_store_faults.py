@@ -34,7 +34,7 @@ def test_a_learner_gives_up_on_a_dead_redis_after_its_time(redis_server: RedisSe
 
 
 @pytest.mark.parametrize("password", ["wrong", None])
-def test_a_password_that_redis_refuses_a_learner_is_told_as_such(
+def test_a_password_that_redis_refuses_is_reported_by_the_learner(
     redis_url: str, password: str | None
 ) -> None:
     right = "right"
@@ -57,7 +57,7 @@ async def test_a_redis_that_refuses_writes_is_unavailable(store: Store, redis_ur
     assert (await actor.append()).refusal is None
 
 
-async def test_cancelled_calls_leave_no_reply_behind(store: Store, begin: Begin) -> None:
+async def test_cancelled_calls_leave_no_reply(store: Store, begin: Begin) -> None:
     log = begin(budget=10_000 * CHARGE, max_log_entries=100_000, max_log_bytes=2**30)
     actors = [Actor(store, f"actor-{index}") for index in range(4)]
     for actor in actors:
@@ -137,7 +137,7 @@ async def test_append_waits_and_stores_nothing(store: Store, log: LearnerLog, ra
 
 
 @pytest.mark.promise("maxmemory-learner-still-renew")
-async def test_learner_and_sessions_go_on(store: Store, log: LearnerLog, raw: "redis.Redis") -> None:
+async def test_learner_and_sessions_continue(store: Store, log: LearnerLog, raw: "redis.Redis") -> None:
     actor = await new_actor(store)
     await actor.append(6)
     _fill(raw)
@@ -184,7 +184,7 @@ async def looks_while_it_starts(server: RedisServer) -> Counter[str]:
     return said
 
 
-async def test_a_redis_that_loads_its_file_is_waited_for(redis_binary: Binary, short_folder: Path) -> None:
+async def test_a_loading_redis_is_awaited(redis_binary: Binary, short_folder: Path) -> None:
     first = RedisServer(redis_binary, short_folder)
     first.start()
     with redis.Redis.from_url(first.url) as client:
@@ -224,7 +224,7 @@ def pass_time(clock: Clock, log: LearnerLog, ms: int) -> int:
 
 @pytest.mark.promise("clock-redis-s-host")
 @FORTH_AND_BACK
-async def test_sessions_live_on_and_end_when_they_are_silent(
+async def test_sessions_continue_and_silent_ones_end(
     store: Store, begin: Begin, clock: Clock, step_ms: int
 ) -> None:
     log, actor = begin(), Actor(store, "actor-0")
@@ -240,7 +240,7 @@ async def test_sessions_live_on_and_end_when_they_are_silent(
 
 @pytest.mark.promise("clock-redis-s-host")
 @FORTH_AND_BACK
-async def test_a_lease_is_held_and_ends_as_without_it(
+async def test_a_lease_lasts_its_time_when_the_clock_is_set(
     redis_url: str, clock: Clock, step_ms: int, begin: Begin
 ) -> None:
     _log, other = begin(), LearnerLog.connect(redis_url, wait_s=5.0)
@@ -259,7 +259,7 @@ async def test_a_lease_is_held_and_ends_as_without_it(
 
 @pytest.mark.promise("clock-redis-s-host")
 @FORTH_AND_BACK
-async def test_credit_stays_and_comes_back_as_without_it(
+async def test_credit_is_kept_and_returned_as_without_a_clock_jump(
     store: Store, redis_url: str, clock: Clock, step_ms: int, begin: Begin
 ) -> None:
     log = begin(budget=CHARGE)

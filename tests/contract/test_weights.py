@@ -76,7 +76,7 @@ async def test_every_actor_gets_newer_weights_while_each_chunk_meets_a_publicati
 
 
 @pytest.mark.promise("weights-newest-two-versions")
-async def test_only_so_many_versions_stay_for_fetches(
+async def test_a_limited_number_of_versions_is_kept_for_fetches(
     store: Store, log: LearnerLog, raw: "redis.Redis"
 ) -> None:
     learner = Learner(log, 2)
@@ -134,7 +134,7 @@ async def test_a_session_that_has_all_versions_being_fetched_gets_a_newer_one(
 
 
 @pytest.mark.promise("fetch-weights-begun-ends")
-async def test_a_fetch_goes_on_at_another_broker(store: Store, log: LearnerLog) -> None:
+async def test_a_fetch_continues_at_another_broker(store: Store, log: LearnerLog) -> None:
     learner = Learner(log, 3)
     learner.publish()
     (actor,) = await fetching_actors(store, 1)
@@ -178,7 +178,7 @@ async def test_a_fetch_renews_the_session(store: Store, log: LearnerLog, raw: "r
         assert heard > long_ago
 
 
-async def test_a_session_that_ends_lets_go_of_what_it_fetched(
+async def test_a_session_that_ends_releases_the_version_that_it_fetched(
     store: Store, log: LearnerLog, raw: "redis.Redis"
 ) -> None:
     learner = Learner(log, 2)
@@ -232,9 +232,7 @@ async def held(store: Store, version: int) -> bytes | None:
 
 
 @pytest.mark.promise("weights-registered-version-available", "registered-version-answers-until")
-async def test_a_kept_version_stays_until_it_is_kept_no_longer(
-    store: Store, begin: Begin, raw: "redis.Redis"
-) -> None:
+async def test_a_kept_version_stays_until_released(store: Store, begin: Begin, raw: "redis.Redis") -> None:
     log = begin()
     first, second = publish(log, 2)
     assert log.kept.keep({first}, highest=second, traffic_revision=0) == ()
@@ -246,7 +244,7 @@ async def test_a_kept_version_stays_until_it_is_kept_no_longer(
     assert len(weight_keys(raw)) == 2
 
 
-async def test_the_end_of_an_evaluation_does_not_let_go_of_what_is_kept(store: Store, begin: Begin) -> None:
+async def test_the_end_of_an_evaluation_does_not_release_kept_versions(store: Store, begin: Begin) -> None:
     log = begin()
     version = log.publish(BLOB, update=1, settled=0, scalars={}, pin=True).version
     log.kept.keep({version}, highest=version, traffic_revision=0)
@@ -255,7 +253,9 @@ async def test_the_end_of_an_evaluation_does_not_let_go_of_what_is_kept(store: S
     assert await held(store, version) == BLOB
 
 
-async def test_bytes_that_redis_let_go_come_back_and_the_pointer_stays(store: Store, begin: Begin) -> None:
+async def test_bytes_that_redis_evicted_are_restored_and_the_pointer_stays(
+    store: Store, begin: Begin
+) -> None:
     log = begin()
     (old,) = publish(log, 1, LARGE)
     newest = publish(log, 3)[-1]
@@ -269,7 +269,7 @@ async def test_bytes_that_redis_let_go_come_back_and_the_pointer_stays(store: St
     assert await held(store, old) == LARGE
 
 
-async def test_bytes_half_put_back_go_with_the_version(
+async def test_half_restored_bytes_are_deleted_with_the_version(
     store: Store, begin: Begin, raw: "redis.Redis"
 ) -> None:
     log = begin()
@@ -284,7 +284,9 @@ async def test_bytes_half_put_back_go_with_the_version(
     assert len(weight_keys(raw)) == 2
 
 
-async def test_what_is_not_kept_is_not_put_back(store: Store, begin: Begin, raw: "redis.Redis") -> None:
+async def test_a_version_that_is_not_kept_is_not_restored(
+    store: Store, begin: Begin, raw: "redis.Redis"
+) -> None:
     log = begin()
     (old,) = publish(log, 1)
     publish(log, 3)
@@ -294,7 +296,7 @@ async def test_what_is_not_kept_is_not_put_back(store: Store, begin: Begin, raw:
     assert weight_keys(raw) == before
 
 
-async def test_the_next_learner_finds_what_is_kept(store: Store, begin: Begin) -> None:
+async def test_the_next_learner_finds_the_kept_versions(store: Store, begin: Begin) -> None:
     log = begin()
     first = publish(log, 1)[0]
     log.kept.keep({first}, highest=first, traffic_revision=0)

@@ -30,7 +30,7 @@ SECRETS: Final = {
 OURS: Final = sorted(name for name, one in SERVICES.items() if one["image"].startswith("penstock-"))
 
 
-def test_it_is_valid_by_the_specification() -> None:
+def test_the_compose_file_is_valid_by_its_specification() -> None:
     words = ["-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(FILE)]
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -53,7 +53,7 @@ def test_no_service_has_privileges(name: str) -> None:
     assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
 
 
-def test_files_and_volumes_that_are_named_are_there() -> None:
+def test_named_files_and_volumes_exist() -> None:
     for configuration in COMPOSE["configs"].values():
         assert (FILE.parent / configuration["file"]).is_file()
     for service in SERVICES.values():
@@ -85,7 +85,7 @@ def read(folder: Path) -> dict[str, bytes]:
     return {f"{path.parent.name}/{path.name}": path.read_bytes() for path in folder.glob("*/*")}
 
 
-def test_each_role_is_given_its_own_secrets_and_nothing_else(tmp_path: Path) -> None:
+def test_each_role_gets_only_its_own_secrets(tmp_path: Path) -> None:
     prepare(tmp_path / "secrets", tmp_path)
     for role, files in SECRETS.items():
         folder = tmp_path / "secrets" / role

@@ -85,7 +85,7 @@ def open_paths(policies: dict[str, Any], pods: list[Workload]) -> set[tuple[str,
     }
 
 
-def test_only_the_paths_to_the_database_are_open_inside() -> None:
+def test_only_paths_to_the_database_are_open_inside_the_cluster() -> None:
     objects = overlay("gateway")
     policies = {one["metadata"]["name"]: one["spec"] for one in kinds(objects, "NetworkPolicy")}
     assert open_paths(policies, workloads(objects)) == {("gateway", "database"), ("migration", "database")}
@@ -175,7 +175,7 @@ def test_the_gateway_reads_files_that_are_mounted(objects: tuple[Object, ...], g
     assert maps["cluster"]["data"]["cluster.toml"] == (COMPONENT_FOLDER / "cluster.toml").read_text()
 
 
-def test_trainings_reach_the_database_and_nothing_else_inside(
+def test_trainings_reach_only_the_database_inside_the_cluster(
     objects: tuple[Object, ...], job: dict[str, Any]
 ) -> None:
     policies = {one["metadata"]["name"]: one["spec"] for one in kinds(objects, "NetworkPolicy")}

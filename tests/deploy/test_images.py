@@ -70,7 +70,7 @@ def test_an_image_is_pinned_and_has_no_privileges(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_copied_is_not_ignored(name: str) -> None:
+def test_copied_files_are_not_ignored(name: str) -> None:
     taken = {word for value in stages(name)[0].values("COPY") for word in value.split()[:-1]}
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     assert taken == {line.removeprefix("!") for line in lines if line.startswith("!")}
@@ -217,7 +217,7 @@ def commands(file: Path) -> list[str]:
     return [step["run"] for job in jobs for step in job.get("steps", ()) if "run" in step]
 
 
-def test_they_are_valid_by_the_schema() -> None:
+def test_workflows_are_valid_by_their_schema() -> None:
     words = ["-m", "check_jsonschema", "--builtin-schema", "vendor.github-workflows", *map(str, FILES)]
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -239,7 +239,7 @@ def test_lint_test_build_and_both_deployments_follow_one_another() -> None:
     ]
 
 
-def test_what_tests_start_is_installed_where_there_are_packages_of_it() -> None:
+def test_programs_that_tests_start_are_installed_where_packaged() -> None:
     job = content("checks")["jobs"]["test"]
     assert job["container"]["image"] == "python:3.11-bookworm"
     (install,) = [step["run"] for step in job["steps"] if "apt-get install" in step.get("run", "")]
@@ -252,7 +252,7 @@ def test_every_image_is_built() -> None:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_what_is_called_is_there(file: Path) -> None:
+def test_workflows_call_targets_and_files_that_exist(file: Path) -> None:
     text = file.read_text()
     called = set(re.findall(r"make ([a-z-]+)", "\n".join(commands(file))))
     assert called <= TARGETS
@@ -263,7 +263,7 @@ def test_what_is_called_is_there(file: Path) -> None:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_they_may_read_and_nothing_else(file: Path) -> None:
+def test_workflows_may_only_read(file: Path) -> None:
     assert yaml.safe_load(file.read_text())["permissions"] == {"contents": "read"}
     for command in commands(file):
         assert not re.search(r"\$\{\{ *(secrets|github\.(event|head_ref)|inputs|vars)", command), command

@@ -99,7 +99,7 @@ def test_objects_belong_to_the_namespace_and_are_named_once(objects: tuple[Objec
 
 
 @every_overlay
-def test_what_is_named_is_there(name: str, objects: tuple[Object, ...]) -> None:
+def test_named_objects_exist(name: str, objects: tuple[Object, ...]) -> None:
     there = {name_of(one) for one in objects}
     issued = overlay("production") if name == "plain" else objects
     there |= {f"Secret/{one['spec']['secretName']}" for one in kinds(issued, "Certificate")}
@@ -221,7 +221,9 @@ def test_grace_periods_hold_the_drain(objects: tuple[Object, ...], tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["kubernetes.md"], indirect=True)
-def test_the_overlay_of_the_page_changes_what_it_says(objects: tuple[Object, ...], tmp_path: Path) -> None:
+def test_the_overlay_on_the_page_makes_the_described_changes(
+    objects: tuple[Object, ...], tmp_path: Path
+) -> None:
     assert "redis" not in [workload.name for workload in workloads(objects)]
     assert "Service/redis" not in map(name_of, objects)
     addresses = [one["data"]["REDIS"] for one in kinds(objects, "ConfigMap") if "REDIS" in one["data"]]
@@ -334,7 +336,7 @@ def series(actors: int, *, actor_waits: float, learner_waits: float | None) -> l
         pytest.param(2, 1.0, None, None, id="without a learner there is no answer"),
     ],
 )
-def test_prometheus_says_how_many_actors_a_learner_needs(
+def test_prometheus_computes_how_many_actors_a_learner_needs(
     actors: int, actor_waits: float, learner_waits: float | None, wanted: float | None, tmp_path: Path
 ) -> None:
     (trigger,) = scaled_object()["triggers"]
@@ -367,7 +369,7 @@ def test_actors_leave_one_by_one_and_have_time_to_flush() -> None:
     assert rules["scaleDown"]["stabilizationWindowSeconds"] > rules["scaleUp"]["stabilizationWindowSeconds"]
 
 
-def test_scalers_own_the_numbers_that_they_set() -> None:
+def test_scalers_own_the_replica_counts_that_they_set() -> None:
     objects = overlay("production")
     targets = {scaled_object()["scaleTargetRef"]["name"]}
     targets |= {one["spec"]["scaleTargetRef"]["name"] for one in kinds(objects, "HorizontalPodAutoscaler")}

@@ -87,7 +87,7 @@ def test_containers_have_no_privilege_and_no_writable_root(name: str) -> None:
 
 
 @of_all
-def test_containers_say_what_they_need_and_may_take(name: str) -> None:
+def test_containers_have_requests_and_limits(name: str) -> None:
     for label, container in all_containers(overlay(name)):
         requests, limits = container["resources"]["requests"], container["resources"]["limits"]
         for key in ("cpu", "memory"):
@@ -110,7 +110,7 @@ def test_temporary_volumes_are_bounded(name: str) -> None:
 
 
 @of_all
-def test_what_serves_is_probed(name: str) -> None:
+def test_servers_have_probes(name: str) -> None:
     for workload in filter(lambda w: w.serves and w.replicas, workloads(overlay(name))):
         (container,) = workload.spec["containers"]
         probes = [container[f"{kind}Probe"] for kind in ("startup", "readiness", "liveness")]
@@ -131,7 +131,7 @@ def test_images_have_a_version(name: str) -> None:
 
 
 @of_all
-def test_no_secret_stands_in_the_manifests(name: str) -> None:
+def test_the_manifests_hold_no_secret(name: str) -> None:
     objects = overlay(name)
     for label, container in all_containers(objects):
         for variable in container.get("env", ()):
@@ -160,7 +160,7 @@ def _certificate_files(workload: Workload) -> dict[str, str]:
 
 
 @of_runs
-def test_a_pod_that_shares_a_volume_is_shown_its_own_files(name: str) -> None:
+def test_a_pod_that_shares_a_volume_mounts_only_its_own_files(name: str) -> None:
     roles = {"redis", "broker", "learner", "actor", "evaluator", "server", "operator"}
     for workload in workloads(overlay(name)):
         role, files = workload.labels[COMPONENT], _certificate_files(workload)
@@ -176,7 +176,7 @@ def test_a_pod_that_shares_a_volume_is_shown_its_own_files(name: str) -> None:
 
 
 @of_runs
-def test_only_the_job_is_shown_the_whole_volume_of_certificates(name: str) -> None:
+def test_only_the_job_mounts_the_whole_volume_of_certificates(name: str) -> None:
     for workload in workloads(overlay(name)):
         shared = {one["name"] for one in workload.spec["volumes"] if "persistentVolumeClaim" in one}
         for label, container in workload.containers():
@@ -189,7 +189,7 @@ def test_only_the_job_is_shown_the_whole_volume_of_certificates(name: str) -> No
 
 
 @of_runs
-def test_what_sees_no_new_certificates_is_started_anew(name: str) -> None:
+def test_the_page_names_the_pods_to_restart_for_new_certificates(name: str) -> None:
     pods = workloads(overlay(name))
     frozen = {workload.name for workload in pods if _certificate_files(workload)}
     page = (ROOT / "docs" / "kubernetes.md").read_text()
@@ -254,7 +254,7 @@ def _is_side(side: dict[str, Any], peer: Workload) -> bool:
 
 
 @of_runs
-def test_what_comes_from_elsewhere_is_named(name: str) -> None:
+def test_paths_from_outside_the_namespace_are_listed(name: str) -> None:
     objects = overlay(name)
     seen = set()
     for policy in kinds(objects, "NetworkPolicy"):
@@ -276,7 +276,7 @@ def test_what_comes_from_elsewhere_is_named(name: str) -> None:
 
 
 @of_runs
-def test_prometheus_gets_to_metrics_and_nowhere_else(name: str) -> None:
+def test_prometheus_reaches_only_metrics(name: str) -> None:
     objects = overlay(name)
     ports = {
         (workload.name, port["name"])

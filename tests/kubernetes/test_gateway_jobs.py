@@ -70,7 +70,7 @@ def test_the_job_of_a_training_is_accepted(installation: Installation) -> None:
     assert said.strip() == f"job.batch/{name_of('0123')} created (server dry run)"
 
 
-def test_the_account_of_the_gateway_may_do_what_its_runner_does(
+def test_the_gateways_account_is_allowed_what_its_runner_does(
     installation: Installation, described: Described
 ) -> None:
     account = f"--as=system:serviceaccount:{described.namespace}:gateway"
@@ -90,7 +90,7 @@ def test_the_account_of_the_gateway_may_do_what_its_runner_does(
         assert not may(*refused), refused
 
 
-def test_a_job_is_made_once_found_again_and_taken_away(
+def test_a_job_is_created_once_found_again_and_removed(
     installation: Installation, runners: Callable[[], KubernetesRunner]
 ) -> None:
     runner, one = runners(), taken_job()

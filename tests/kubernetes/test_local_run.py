@@ -113,7 +113,7 @@ def test_from_nothing_to_a_solved_cartpole(solved: dict[str, Any], installation:
         ] * count
 
 
-def test_the_same_is_applied_again(running: Installation) -> None:
+def test_applying_twice_changes_nothing(running: Installation) -> None:
     eventually("no Job", lambda: no_job(running))
     before = names(running)
     made = certificate(running)
@@ -136,7 +136,7 @@ def names(installation: Installation) -> set[str]:
     return {pod["metadata"]["name"] for component in PODS for pod in installation.pods(component)}
 
 
-def test_of_two_brokers_one_may_be_evicted(running: Installation) -> None:
+def test_one_of_two_brokers_may_be_evicted(running: Installation) -> None:
     first, second = (pod["metadata"]["name"] for pod in running.wait_for_pods("broker", 2))
     evict(running, first)
     with pytest.raises(KubectlError, match="disruption budget"):
@@ -151,7 +151,7 @@ def evict(installation: Installation, pod: str) -> None:
     installation.kubectl("create", "--raw", path, "--filename=-", given=json.dumps(told))
 
 
-def test_a_learner_that_is_gone_at_once_comes_back(running: Installation) -> None:
+def test_a_learner_deleted_without_grace_returns(running: Installation) -> None:
     before = running.status()
     replace(running, "learner-0", "--force", "--grace-period=0")
     after = eventually("a newer epoch", lambda: newer(running, int(before["epoch"])))
@@ -179,7 +179,7 @@ def replace(installation: Installation, pod: str, *words: str) -> None:
     eventually(f"another {pod}", look)
 
 
-def test_redis_goes_and_comes_back(running: Installation) -> None:
+def test_redis_stops_and_returns(running: Installation) -> None:
     before = int(running.status()["acked"])
     replace(running, "redis-0")
     after = eventually("a broker that knows more", lambda: acked_since(running, before))
@@ -293,7 +293,7 @@ def test_certificates_and_passwords_are_renewed(running: Installation) -> None:
     assert certificate(running) != made
 
 
-def test_a_setting_that_is_not_one_is_told_in_the_logs(running: Installation) -> None:
+def test_an_unknown_setting_is_named_in_the_logs(running: Installation) -> None:
     running.write(running.cluster.tags[1], ENDLESS.replace("total_steps", "total_step"))
     running.apply()
     eventually("an error in the log of the learner", lambda: told(running, "total_step"))
@@ -317,7 +317,7 @@ def told(installation: Installation, word: str) -> bool | None:
     return None
 
 
-def test_at_the_end_of_all_that_the_books_balance(endless: Installation) -> None:
+def test_the_books_balance_after_all_of_this(endless: Installation) -> None:
     endless.status()  # the operator is there
     words = ["penstock", "control", "stop", "broker:50051", "--config=/etc/penstock/run.toml"]
     endless.kubectl("exec", "deployment/operator", "--", *words)

@@ -83,6 +83,6 @@ def privileged() -> Object:
     }
 
 
-def test_every_overlay_is_tried() -> None:
+def test_every_overlay_is_validated() -> None:
     there = {path.parent.name for path in (KUBERNETES / "overlays").glob("*/kustomization.yaml")}
     assert there == {*OVERLAYS, "production"}

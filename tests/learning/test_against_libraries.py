@@ -396,7 +396,7 @@ def assert_same(source: nn.Module, target: list[nn.Linear], start: list[Tensor])
 
 
 @pytest.mark.parametrize("max_norm", [10.0, 0.3])
-def test_dqn_learns_what_stable_baselines_learns(max_norm: float) -> None:
+def test_dqn_learns_as_well_as_stable_baselines(max_norm: float) -> None:
     model = theirs("DQN", gymnasium.spaces.Discrete(2), max_grad_norm=max_norm)
     section = DQNSection(
         double=False,
@@ -424,7 +424,7 @@ def test_dqn_learns_what_stable_baselines_learns(max_norm: float) -> None:
 
 
 @pytest.mark.parametrize("tuned", [True, False])
-def test_sac_learns_what_stable_baselines_learns(tuned: bool) -> None:
+def test_sac_learns_as_well_as_stable_baselines(tuned: bool) -> None:
     model = theirs(
         "SAC", gymnasium.spaces.Box(-1, 1, (1,), np.float32), tau=0.05, ent_coef="auto_0.5" if tuned else 0.5
     )

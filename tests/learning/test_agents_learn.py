@@ -66,7 +66,7 @@ def reached(task: str, base: Path, folder: Path, socket: Path, *, seed: int, mos
 
 @pytest.mark.promise("agents-teach-served-model")
 @pytest.mark.parametrize("seed", range(3))
-def test_a_tool_is_learned_without_which_there_is_a_ceiling(
+def test_an_agent_learns_the_tool_and_passes_the_ceiling_without_it(
     base: Path, tmp_path: Path, short_folder: Path, seed: int
 ) -> None:
     found = reached("lookup", base, tmp_path, short_folder / "text.sock", seed=seed, most=MOST)
@@ -74,7 +74,7 @@ def test_a_tool_is_learned_without_which_there_is_a_ceiling(
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_without_the_tool_the_ceiling_holds(
+def test_without_the_tool_the_ceiling_is_not_passed(
     base: Path, tmp_path: Path, short_folder: Path, seed: int
 ) -> None:
     found = reached("guess", base, tmp_path, short_folder / "text.sock", seed=seed, most=CONTROL)
@@ -83,7 +83,7 @@ def test_without_the_tool_the_ceiling_holds(
 
 @pytest.mark.promise("agents-teach-served-model")
 @pytest.mark.parametrize("seed", range(3))
-def test_a_first_turn_is_learned_that_pays_in_the_third(
+def test_a_first_turn_that_pays_in_the_third_is_learned(
     base: Path, tmp_path: Path, short_folder: Path, seed: int
 ) -> None:
     found = reached("opening", base, tmp_path, short_folder / "text.sock", seed=seed, most=MOST)
@@ -91,7 +91,7 @@ def test_a_first_turn_is_learned_that_pays_in_the_third(
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_with_a_column_for_each_turn_it_is_not(
+def test_with_a_column_for_each_turn_the_first_turn_is_not_learned(
     base: Path, tmp_path: Path, short_folder: Path, seed: int
 ) -> None:
     found = reached("opening-apart", base, tmp_path, short_folder / "text.sock", seed=seed, most=CONTROL)

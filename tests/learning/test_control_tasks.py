@@ -277,7 +277,7 @@ PATIENCE_S: Final = 300.0
 @pytest.mark.promise("clients-python-node-js")
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_clients_in_python_and_node_solve_cartpole_by_what_a_run_has_learned(tmp_path: Path) -> None:
+def test_clients_in_python_and_node_solve_cartpole_with_a_trained_policy(tmp_path: Path) -> None:
     node_client.install()
     training = Training(tmp_path / "run", "CartPole-v1", "--seed", "1")
     assert training.completed(PATIENCE_S)["solved"]

@@ -85,7 +85,7 @@ def inject(address: str, folder: Path, host: int) -> "subprocess.Popen[bytes]":
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_goals_succeed_more_often_as_the_day_goes_on(tmp_path: Path) -> None:
+def test_goals_succeed_more_often_in_the_course_of_a_day(tmp_path: Path) -> None:
     address, words = f"unix:{tmp_path}/serve.sock", [word for one in DAY for word in ("--set", one)]
     words += ["--actors", "0", "--serve", address, "--total-steps", "100000000"]
     training = Training(tmp_path / "run", str(RECIPE), *words)

@@ -165,7 +165,7 @@ def values(kwargs: dict[str, Any], mask_key: str) -> list[float]:
 
 @pytest.mark.promise("last-observation-episode-mask")
 @pytest.mark.parametrize("way", held_memory.WAYS)
-def test_the_endless_return_is_learned_whatever_memory_observations_lie_in(way: str) -> None:
+def test_the_endless_return_is_learned_with_reused_observation_memory(way: str) -> None:
     expected = [held_memory.FIRST_VALUE, held_memory.LATER_VALUE]
     assert values({"way": way}, "") == pytest.approx(expected, rel=0.01)
 
@@ -356,6 +356,6 @@ def test_a_first_turn_is_learned_from_what_the_third_earns() -> None:
 
 @pytest.mark.promise("first-turn-learns-third", "agents-teach-served-model")
 @pytest.mark.parametrize("seed", range(3))
-def test_with_a_column_per_turn_it_is_not(seed: int) -> None:
+def test_with_a_column_per_turn_the_first_turn_is_not_learned(seed: int) -> None:
     after = chance_after("turn", seed)
     assert after < 0.5, np.round([chance(SmallTokenPolicy(seed)), after], 3)

@@ -81,7 +81,7 @@ def test_a_taste_that_changes_is_followed(
     assert earned - old >= 0.8 * (most - old)
 
 
-def test_people_who_like_it_choose_the_policy(tmp_path: Path) -> None:
+def test_the_policy_learns_the_candidates_that_people_like(tmp_path: Path) -> None:
     found, best = served_policy(tmp_path, 0.1, 0, "--total-steps", "150000"), best_policy(liked(USUAL), 0.1)
     assert total_variation(np.full_like(best, 1 / CANDIDATES), best).mean() > 0.4
     assert total_variation(found, best).mean() <= CLOSE
@@ -118,7 +118,7 @@ def satisfaction(batches: list[Batch]) -> float:
     return (1 + float(np.mean([one.reward for one in batches]))) / 2
 
 
-def test_people_like_more_in_short(tmp_path: Path) -> None:
+def test_satisfaction_rises_in_a_short_run(tmp_path: Path) -> None:
     base = make_people_base(tmp_path / "base")
     batches, others = (
         in_short(base, tmp_path, reward, np.random.default_rng(0)).batches for reward in (LIKED, OF_OTHERS)
@@ -135,7 +135,7 @@ def test_people_like_more_in_short(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", range(3))
-def test_people_get_what_they_like(tmp_path: Path, seed: int) -> None:
+def test_policies_trained_from_ratings_satisfy_people(tmp_path: Path, seed: int) -> None:
     stage = prepare(tmp_path / "stage", seed)
     began, found = supervised(stage), ppo(stage)
     print(f"{began}\n{found}")
@@ -214,7 +214,7 @@ SLOW: Final = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=SLOW) for seed in (1, 2, 3))])
-def test_a_flipped_adapter_is_withdrawn_by_itself(tmp_path: Path, seed: int) -> None:
+def test_a_flipped_adapter_is_withdrawn_automatically(tmp_path: Path, seed: int) -> None:
     base = make_people_base(tmp_path / "base")
     rng = np.random.default_rng(seed)
     liked = in_short(base, tmp_path, LIKED, rng, seed).weights
@@ -294,11 +294,11 @@ def found_share(active: float, canary: float, cause: Cause, trials: int) -> tupl
     return len(took) / trials, within
 
 
-def test_thumbs_that_are_alike_are_seldom_told_apart() -> None:
+def test_thumbs_that_are_alike_are_seldom_distinguished() -> None:
     assert false_share(60, 300) <= BOUNDS.false_alarm + 2.33 * (0.05 * 0.95 / 60) ** 0.5
 
 
-def test_ten_points_less_are_found() -> None:
+def test_a_loss_of_ten_points_is_found() -> None:
     share, within = found_share(0.6, 0.5, Cause.LOWER_RETURN, 20)
     print(f"withdrawn: {share:.2f}; 80 % after {within} conversations of both arms")
     assert share >= 0.8
@@ -312,7 +312,7 @@ def test_a_canary_whose_people_only_speak_more_is_not_promoted() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_thousand_trials_of_the_same_version_stay_within_the_bound() -> None:
+def test_a_thousand_trials_of_equal_versions_stay_within_the_error_bound() -> None:
     share = false_share(1000, 600)
     print(f"false verdicts: {share:.3f} of 1,000; the bound is {BOUNDS.false_alarm}")
     assert share <= BOUNDS.false_alarm
@@ -323,7 +323,9 @@ def test_a_thousand_trials_of_the_same_version_stay_within_the_bound() -> None:
 @pytest.mark.parametrize(
     ("active", "canary", "cause"), [(0.5, 0.6, Cause.HIGHER_RETURN), (0.6, 0.5, Cause.LOWER_RETURN)]
 )
-def test_ten_points_are_found_both_ways(active: float, canary: float, cause: Cause) -> None:
+def test_a_change_of_ten_points_is_found_in_both_directions(
+    active: float, canary: float, cause: Cause
+) -> None:
     share, within = found_share(active, canary, cause, 200)
     print(f"{active} to {canary}: found {share:.3f}; 80 % after {within} conversations of both arms")
     assert share >= 0.8

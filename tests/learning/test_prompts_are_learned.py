@@ -30,7 +30,7 @@ SMALL: Final = (
 PATIENCE_S: Final = 280.0
 
 
-def test_a_small_network_comes_above_the_best_fixed_sequence(tmp_path: Path) -> None:
+def test_a_small_network_beats_the_best_fixed_sequence(tmp_path: Path) -> None:
     options = [word for setting in SMALL for word in ("--set", setting)]
     run = tmp_path / "run"
     recipe = "penstock/recipes/prompts.toml"
@@ -43,7 +43,7 @@ def test_a_small_network_comes_above_the_best_fixed_sequence(tmp_path: Path) -> 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("seed", [1, 2, 3, 4, 5])
-def test_the_recipe_comes_within_a_fifth_of_the_optimum(tmp_path: Path, seed: int) -> None:
+def test_the_recipe_gets_within_a_fifth_of_the_optimum(tmp_path: Path, seed: int) -> None:
     pytest.importorskip("chatterbot_corpus", reason="needs the extra data")
     train(seed, tmp_path / "run")
     found, beside = judge(tmp_path / "run"), fixed()
@@ -94,7 +94,7 @@ def _free_port() -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-def test_a_node_process_alone_comes_above_the_best_fixed_sequence(tmp_path: Path) -> None:
+def test_a_node_process_alone_beats_the_best_fixed_sequence(tmp_path: Path) -> None:
     node_client.install(PACKAGE)
     source, random = PromptSource("builtin", "train"), np.random.default_rng(1)
     drawn = {source.draw(random)[0] for _ in range(4000)}

@@ -65,7 +65,7 @@ def reward_model_of(folder: Path, kind: str, seed: int) -> RewardModel:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("kind", ["scores", "pairs"])
-def test_a_reward_model_comes_close_to_the_ceiling(tmp_path: Path, kind: str, seed: int) -> None:
+def test_a_reward_model_gets_close_to_the_ceiling(tmp_path: Path, kind: str, seed: int) -> None:
     model = reward_model_of(tmp_path, kind, seed)
     rng = np.random.default_rng(1000 + seed)
     samples = [Sample(prompt=TASK.prompt(rng), response=TASK.response(rng)) for _ in range(500)]
@@ -125,7 +125,7 @@ def judged(model: HeadsModel, seed: int) -> dict[str, Any]:
     return found
 
 
-def test_several_heads_come_close_to_their_ceilings(tmp_path: Path) -> None:
+def test_several_heads_get_close_to_their_ceilings(tmp_path: Path) -> None:
     model = heads_of(tmp_path / "model", said_by_people(tmp_path / "said.jsonl", 0), 0)
     found = judged(model, 0)
     print(found)
@@ -136,7 +136,7 @@ def test_several_heads_come_close_to_their_ceilings(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_every_seed_comes_close_and_thumbs_gain_from_the_other_heads(tmp_path: Path, seed: int) -> None:
+def test_every_seed_gets_close_and_thumbs_gain_from_the_other_heads(tmp_path: Path, seed: int) -> None:
     file = said_by_people(tmp_path / "said.jsonl", seed)
     found = judged(heads_of(tmp_path / "model", file, seed), seed)
     apart: dict[str, Any] = {}
@@ -248,7 +248,7 @@ def check(found: Measured) -> None:
     assert found.ended >= 0.95
 
 
-def test_the_true_reward_rises_in_short(tmp_path: Path) -> None:
+def test_the_true_reward_rises_in_a_short_run(tmp_path: Path) -> None:
     base = make_base(tmp_path / "base", steps=200, texts=4000, spread=0.25)
     batches, _ = learned(settings_of(base, tmp_path, 0, **SHORT), UPDATES)
     assert abs(np.mean([batch.reward for batch in batches[:3]])) <= 0.2

@@ -111,7 +111,9 @@ def checked(run_dir: Path, *options: str) -> tuple[int, str]:
 
 
 @pytest.mark.slow
-def test_a_check_of_a_run_exits_by_its_verdict(learned: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_the_exit_code_of_a_check_is_its_verdict(
+    learned: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
     run_dir, _ = learned
     drawn, likeliest = (checked(run_dir, "--json", *words) for words in ((), ("--deterministic",)))
     assert drawn[0] == likeliest[0] == 0
@@ -160,7 +162,7 @@ def right(client: TextClient, **options: Any) -> tuple[float, list[str]]:
     ) / 100, given
 
 
-def test_a_run_is_served_behind_its_thoughts_through_a_kill(learned: tuple[Path, dict[str, Any]]) -> None:
+def test_a_run_with_thoughts_is_served_through_a_kill(learned: tuple[Path, dict[str, Any]]) -> None:
     run_dir, _ = learned
     with (
         harness.server(run_dir.parent, run_dir, "first") as server,
@@ -232,7 +234,7 @@ def test_a_canary_that_does_not_think_is_withdrawn(learned: tuple[Path, dict[str
 
 
 @pytest.mark.slow
-def test_conditions_go_on_where_they_were_cut_off(
+def test_conditions_continue_where_they_were_cut_off(
     learned: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
     kwargs = {"kwargs": {"model": str(learned[0] / "start_model")}}
@@ -409,7 +411,7 @@ def test_thoughts_before_real_text_are_learned_from_and_judged(tmp_path: Path) -
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("made", "verdict"), [("chains", "honest"), ("single", "theatre")])
-def test_a_task_of_ones_own_is_called_what_it_is(
+def test_a_custom_task_gets_the_right_verdict(
     made: str, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(EXAMPLES))

@@ -9,7 +9,7 @@ from tests.mutations.campaign import ROOT, Mutation, apply, read_table
 
 
 @pytest.mark.parametrize("mutation", read_table(), ids=lambda mutation: mutation.name)
-def test_a_mutation_changes_what_it_names(mutation: Mutation, tmp_path: Path) -> None:
+def test_a_mutation_changes_the_code_it_names(mutation: Mutation, tmp_path: Path) -> None:
     files = {edit.file for edit in mutation.edits}
     for file in files:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)

@@ -51,7 +51,7 @@ async def answered(base: Path, guard: Guard, seeds: list[int]) -> list[tuple[str
     banned=st.lists(st.sampled_from(_SAFE), min_size=1, max_size=3, unique=True),
     seeds=st.lists(st.integers(0, 2**31), min_size=2, max_size=4),
 )
-def test_no_blocked_text_leaves(dialogue: Path, banned: list[str], seeds: list[int]) -> None:
+def test_no_blocked_text_is_sent(dialogue: Path, banned: list[str], seeds: list[int]) -> None:
     rule = Rule(
         "banned", re.compile("|".join(map(re.escape, map(fold, banned)))), frozenset({Direction.OUTPUT})
     )
@@ -85,7 +85,7 @@ def answers(draw: st.DrawFn) -> tuple[str, list[str]]:
 
 @example(("never. say it", ["never. ", "say it"]))  # a rule that spans sentences which leave one by one
 @given(answers())
-def test_what_has_left_would_pass_at_every_moment(answer: tuple[str, list[str]]) -> None:
+def test_text_that_was_sent_would_pass_at_every_moment(answer: tuple[str, list[str]]) -> None:
     text, pieces = answer
     held, left = HeldText(GUARD), ""
     for piece in [*pieces, None]:
@@ -103,7 +103,7 @@ def test_what_has_left_would_pass_at_every_moment(answer: tuple[str, list[str]])
 
 
 @given(st.text(max_size=50), st.integers(1, 9))
-def test_a_guard_that_fails_lets_nothing_leave(text: str, size: int) -> None:
+def test_a_failing_guard_blocks_everything(text: str, size: int) -> None:
     class Broken(Guard):
         def _checked(self, text: str, direction: Direction) -> None:  # type: ignore[override]
             raise RuntimeError("broken")
@@ -114,7 +114,7 @@ def test_a_guard_that_fails_lets_nothing_leave(text: str, size: int) -> None:
     assert held.verdict.by == "error"
 
 
-def test_what_has_no_sentences_is_not_held_for_ever() -> None:
+def test_text_without_sentences_is_not_held_for_ever() -> None:
     held = HeldText(GUARD)
     assert held.feed("a" * (MAX_HELD - 1)) == ""
     assert held.feed("aa") == "a" * (MAX_HELD + 1)

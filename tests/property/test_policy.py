@@ -63,7 +63,7 @@ def trained(observation: Tuple, action: Tuple, section: PolicySection, seed: int
     return policy
 
 
-def test_every_setting_of_the_section_is_drawn_or_settled() -> None:
+def test_every_setting_of_the_section_is_drawn_or_fixed() -> None:
     assert DRAWN.keys() | SETTLED == PolicySection.model_fields.keys()
 
 
@@ -76,7 +76,7 @@ def test_every_setting_of_the_section_is_drawn_or_settled() -> None:
     seed=st.integers(0, 999),
     deterministic=st.booleans(),
 )
-def test_it_acts_as_the_module_does_and_answers_the_probe_as_the_learner(
+def test_an_acting_policy_acts_as_the_module_and_answers_the_probe_as_the_learner(
     observation: Tuple, action: Tuple, rows: int, drawn: dict[str, Any], seed: int, deterministic: bool
 ) -> None:
     section = PolicySection(**drawn)
@@ -129,7 +129,7 @@ UNROLL = 8
     masked=st.booleans(),
     burn_in=st.integers(0, 3),
 )
-def test_recorded_log_probabilities_are_the_learners(
+def test_recorded_log_probabilities_equal_the_learners(
     section: dict[str, Any],
     mode: AutoresetMode,
     cuts: list[int],

@@ -55,7 +55,7 @@ def test_every_history_agrees_with_the_model(machine: type[HostileMachine], exam
     )
 
 
-def test_credit_of_two_rewinds_counts_no_further_than_one_session_may_have(
+def test_credit_after_two_rewinds_stays_within_one_sessions_limit(
     machine: type[HostileMachine],
 ) -> None:
     run = machine()

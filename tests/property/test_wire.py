@@ -74,7 +74,7 @@ ENTRY_FIELDS: dict[str, st.SearchStrategy[Any]] = {
 
 @pytest.mark.promise("table-reads-outside-payload")
 @given(data=st.data())
-def test_a_changed_table_is_refused_or_reads_within_its_payload(data: st.DataObject) -> None:
+def test_a_changed_table_is_refused_or_stays_within_its_payload(data: st.DataObject) -> None:
     fragment = fragment_of(compress=("observation/camera",))
     index = data.draw(st.integers(0, len(fragment.header.tensors) - 1))
     field = data.draw(st.sampled_from(sorted(ENTRY_FIELDS)))
@@ -94,7 +94,7 @@ def test_a_changed_table_is_refused_or_reads_within_its_payload(data: st.DataObj
     value=st.integers(1, 255),
     compress=st.sampled_from([(), tuple(NAMES)]),
 )
-def test_a_flipped_byte_of_the_payload_is_refused_or_stays_in_its_place(
+def test_a_flipped_payload_byte_is_refused_or_changes_only_its_place(
     position: float, value: int, compress: tuple[str, ...]
 ) -> None:
     fragment = fragment_of(compress=compress)
@@ -110,7 +110,7 @@ def test_a_flipped_byte_of_the_payload_is_refused_or_stays_in_its_place(
 
 
 @given(st.binary(max_size=200))
-def test_any_bytes_are_a_header_or_a_value_error(data: bytes) -> None:
+def test_any_bytes_give_a_header_or_a_value_error(data: bytes) -> None:
     try:
         parse_header(data)
     except ValueError as error:
@@ -122,7 +122,7 @@ def test_any_bytes_are_a_header_or_a_value_error(data: bytes) -> None:
     shape=st.lists(st.integers(0, 5), max_size=4),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_every_array_survives_as_a_tensor(dtype: str, shape: list[int], seed: int) -> None:
+def test_every_array_is_read_back_from_a_tensor(dtype: str, shape: list[int], seed: int) -> None:
     size = int(np.prod(shape, dtype=int)) * DTYPES[dtype].itemsize
     raw = np.random.default_rng(seed).bytes(size)
     if dtype == "bool":
@@ -165,7 +165,7 @@ spaces = st.recursive(
 
 
 @given(spaces)
-def test_every_space_survives_the_wire(space: Space) -> None:
+def test_every_space_is_read_back_from_the_wire(space: Space) -> None:
     assert space == spaces_from_proto(
         "space", tensor_pb2.Space.FromString(spaces_to_proto(space).SerializeToString())
     )
@@ -178,7 +178,7 @@ def test_flattening_is_undone(space: Space) -> None:
 
 
 @given(st.binary(max_size=100))
-def test_any_message_is_a_space_or_a_value_error(data: bytes) -> None:
+def test_any_message_gives_a_space_or_a_value_error(data: bytes) -> None:
     message = tensor_pb2.Space()
     try:
         message.MergeFromString(data)

@@ -86,7 +86,7 @@ def test_two_runs_are_equal_bit_by_bit_whatever_the_order(redis_server: RedisSer
 
 
 @pytest.mark.promise("lock-step-run-killed")
-def test_a_run_that_was_killed_ends_like_one_that_was_not(redis_server: RedisServer, tmp_path: Path) -> None:
+def test_a_killed_run_ends_like_an_unkilled_one(redis_server: RedisServer, tmp_path: Path) -> None:
     run_once(redis_server, tmp_path / "whole", ("actor-0", "actor-1"))
     redis_server.restart_empty()
     broken = tmp_path / "broken"
@@ -109,7 +109,7 @@ def test_a_run_that_was_killed_ends_like_one_that_was_not(redis_server: RedisSer
 
 
 @pytest.mark.promise("lock-step-round-continues")
-def test_a_round_goes_on_without_an_actor_that_stopped(redis_url: str, tmp_path: Path) -> None:
+def test_a_round_continues_without_a_stopped_actor(redis_url: str, tmp_path: Path) -> None:
     given = lock_step(rounds=6, actors=3)
     with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url) as producer:
         sessions = [producer.open(f"actor-{index}") for index in range(3)]
@@ -219,7 +219,7 @@ def test_two_ranks_train_one_run_and_drain_together(redis_url: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("victim", [1, pytest.param(0, marks=pytest.mark.slow)])
-def test_a_rank_that_dies_takes_the_other_along(redis_url: str, tmp_path: Path, victim: int) -> None:
+def test_a_rank_that_dies_ends_the_other(redis_url: str, tmp_path: Path, victim: int) -> None:
     with Producer(redis_url) as producer, two_ranks(tmp_path, redis_url, endless(ranks=2)) as ranks:
         session = producer.open()
         producer.drive([session], lambda: producer.status().latest.update >= 2)
@@ -260,7 +260,7 @@ def test_torchrun_starts_all_ranks_again_from_the_checkpoint(
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_train_goes_on_when_a_rank_of_its_learner_is_killed(tmp_path: Path) -> None:
+def test_train_continues_when_a_rank_of_its_learner_is_killed(tmp_path: Path) -> None:
     training = Training(
         tmp_path / "run",
         *("CartPole-v1", "--ranks", "2", "--total-steps", "100000000"),
@@ -375,7 +375,7 @@ def test_a_replayed_run_in_lock_step_ends_with_the_same_bytes(
 
 
 @pytest.mark.promise("recording-repeats-operator")
-def test_what_an_operator_did_is_replayed(redis_server: RedisServer, tmp_path: Path) -> None:
+def test_an_operators_commands_are_replayed(redis_server: RedisServer, tmp_path: Path) -> None:
     folder, first, second = tmp_path / "recording", tmp_path / "first", tmp_path / "second"
     given = recorded(short(), folder)
     with Producer(redis_server.url, first) as producer:
@@ -404,7 +404,7 @@ def test_what_an_operator_did_is_replayed(redis_server: RedisServer, tmp_path: P
 
 @pytest.mark.promise("learning-recording-run-gives")
 @pytest.mark.slow
-def test_a_recording_holds_what_a_killed_learner_learned_once(
+def test_a_recording_holds_once_what_a_killed_learner_learned(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:
     folder, first, second = tmp_path / "recording", tmp_path / "first", tmp_path / "second"
@@ -431,7 +431,7 @@ def test_a_recording_holds_what_a_killed_learner_learned_once(
 
 @pytest.mark.promise("learning-recording-run-gives")
 @pytest.mark.slow
-def test_a_replay_that_was_killed_ends_like_one_that_was_not(
+def test_a_killed_replay_ends_like_an_unkilled_one(
     redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, first, second = tmp_path / "recording", tmp_path / "first", tmp_path / "second"

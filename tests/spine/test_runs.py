@@ -74,7 +74,7 @@ def test_cartpole_is_solved_by_separate_processes_and_the_books_balance(
     assert json.loads(reply.stdout)["mean"] >= 475
 
 
-def test_what_clients_play_is_learned_and_accounted_for(tmp_path: Path) -> None:
+def test_clients_episodes_are_learned_and_accounted_for(tmp_path: Path) -> None:
     address = f"unix:{tmp_path}/serve.sock"
     training = Training(
         tmp_path / "run", "CartPole-v1", "--seed", "1", "--actors", "0", "--serve", address,
@@ -101,7 +101,7 @@ def test_what_clients_play_is_learned_and_accounted_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("ctrl-c-drains-run")
-def test_ctrl_c_drains_within_15_seconds_and_resume_goes_on(start: Callable[..., Training]) -> None:
+def test_ctrl_c_drains_within_15_seconds_and_resume_continues(start: Callable[..., Training]) -> None:
     first = start("CartPole-v1", *LONG)
     first.until_steps(2_000)
     status = subprocess.run(
@@ -159,7 +159,7 @@ def audit(folder: Path, cwd: Path) -> dict[str, Any]:
 
 
 @pytest.mark.promise("counts-balance-actor-broker")
-def test_a_run_goes_on_after_the_death_of_each_of_its_parts(
+def test_a_run_continues_after_the_death_of_each_of_its_parts(
     start: Callable[..., Training], tmp_path: Path
 ) -> None:
     journals = os.path.relpath(tmp_path / "acknowledged")

@@ -134,7 +134,7 @@ def status(address: str, config: Path) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def test_the_command_makes_what_it_says(tmp_path: Path) -> None:
+def test_the_command_makes_the_files_it_lists(tmp_path: Path) -> None:
     folder = tmp_path / "certificates"
     command = [
         PENSTOCK,

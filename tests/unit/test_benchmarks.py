@@ -52,7 +52,7 @@ SHAPE = language.Shape(layers=1, width=32, vocabulary=40, responses=6)
 
 
 @pytest.mark.parametrize("lora", [True, False])
-def test_both_make_the_same_update(tmp_path: Path, lora: bool) -> None:
+def test_both_loops_make_the_same_update(tmp_path: Path, lora: bool) -> None:
     torch.manual_seed(0)
     SHAPE.model().save_pretrained(tmp_path)
     given = LanguageSection(model=str(tmp_path), lora=lora, rank=4)
@@ -82,7 +82,7 @@ def test_both_make_the_same_update(tmp_path: Path, lora: bool) -> None:
     assert any((one - before[name]).abs().max() > 1e-3 for name, one in policy.trained().items())
 
 
-def test_the_shape_of_gpt2_has_its_parameters() -> None:
+def test_the_shape_of_gpt2_has_gpt2s_parameter_count() -> None:
     with torch.device("meta"):
         model = language.SHAPES["gpt2"].model()
     positions = language.PROMPT + language.RESPONSE
@@ -104,7 +104,7 @@ def test_the_ratio_is_to_the_better_setting_of_the_same_round() -> None:
     assert two[1] == 5.0
 
 
-def test_a_batch_of_ours_is_one_gradient_step_on_one_fragment() -> None:
+def test_one_batch_of_the_benchmark_is_one_gradient_step_on_one_fragment() -> None:
     said = tomllib.loads(language.RECIPE)
     settings = load([for_environment("liked-words", "ppo"), said])
     section = settings.algorithm
@@ -126,7 +126,7 @@ def transfer(megabytes_per_second: float) -> Transfer:
     return done
 
 
-def test_what_came_first_is_in_no_rate() -> None:
+def test_the_first_arrival_is_in_no_rate() -> None:
     done = transfer(100)
     assert (100, 5) == (done.megabytes_per_second, done.entries)
     alone = Transfer(processes={"reader": os.getpid()})
@@ -135,7 +135,7 @@ def test_what_came_first_is_in_no_rate() -> None:
     assert (0.0, {}) == (alone.megabytes_per_second, alone.cpu_seconds_per_gb)
 
 
-def test_cpu_seconds_are_told_of_a_process_that_has_ended() -> None:
+def test_cpu_seconds_of_an_ended_process_are_known() -> None:
     body = "import time\nopen('/proc/self/comm', 'w').write('a) b (c')\nwhile time.process_time() < 0.3: pass"
     with subprocess.Popen([sys.executable, "-c", body]) as process:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
@@ -143,7 +143,7 @@ def test_cpu_seconds_are_told_of_a_process_that_has_ended() -> None:
     assert spent >= 0.25
 
 
-def test_the_better_packer_is_the_yardstick() -> None:
+def test_the_ratio_is_to_the_better_compressor() -> None:
     plain = {
         "hiredis": [transfer(100), transfer(100), transfer(200)],
         "python": [transfer(90), transfer(90), transfer(900)],
@@ -185,7 +185,7 @@ def test_a_run_is_solved_by_a_hundred_episodes() -> None:
     assert first_solved(lines[:3], 475) is None
 
 
-def test_a_ratio_is_of_medians_to_the_best_peer_of_each_column() -> None:
+def test_ratios_compare_medians_with_the_best_peer() -> None:
     contenders = [Contender(name, run=outcome, is_ours=name == "ours") for name in ("ours", "fast", "clever")]
     outcomes = {
         "ours": [outcome(30, 4), outcome(10, 6), outcome(20, 5)],
@@ -246,7 +246,7 @@ def test_only_what_is_missing_is_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("mean", "passed"), [(475.0, True), (474.9, False)])
-def test_a_run_passes_by_its_evaluation(tmp_path: Path, mean: float, *, passed: bool) -> None:
+def test_a_run_passes_if_its_evaluation_does(tmp_path: Path, mean: float, *, passed: bool) -> None:
     body = f"""
 folder.mkdir()
 rows = [{{"env_steps": n, "mean_return": n and 1.0 * n}} for n in range(3)]
@@ -273,7 +273,7 @@ print(json.dumps({{"solved": True, "evaluation": {{"mean": {mean}}}, "env_steps"
     assert thin(points[:5]) == points[:5]
 
 
-def test_the_page_shows_what_stands_and_what_is_missing(tmp_path: Path) -> None:
+def test_the_page_shows_results_and_missing_runs(tmp_path: Path) -> None:
     proofs = [replace(PROOF, seed=seed) for seed in (1, 2, 3)]
     records = {RECORD.key: RECORD}
     failed = replace(RECORD, seed=2, passed=False, result={"exit": 1, "error": "x"})
@@ -290,7 +290,7 @@ def test_the_page_shows_what_stands_and_what_is_missing(tmp_path: Path) -> None:
     assert (tmp_path / "images" / "proofs.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_checked_in_page_is_the_one_that_its_records_give() -> None:
+def test_the_committed_page_matches_its_records() -> None:
     page = (DOCS / "algorithms.md").read_text()
     assert written(page, PROOFS, standing(PROOFS, read(RESULTS))) == page
 
@@ -320,7 +320,7 @@ def test_messages_come_whole_and_in_order() -> None:
         theirs.receive()
 
 
-def test_it_learns_from_as_many_steps_as_it_was_told() -> None:
+def test_the_benchmark_learns_from_the_set_number_of_steps() -> None:
     command = [sys.executable, "-m", "benchmarks.train", "learn", "3000", "1"]
     told = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
     algorithm = piped_settings(3000, 1).algorithm

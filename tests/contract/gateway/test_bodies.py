@@ -81,7 +81,9 @@ def test_bodies_that_are_wrong_are_refused_by_field(
     assert stored(small_gateway) == before
 
 
-def test_the_name_of_a_field_is_repeated_in_part(small_gateway: SmallGateway, owner: dict[str, str]) -> None:
+def test_the_name_of_a_field_is_repeated_cut_short(
+    small_gateway: SmallGateway, owner: dict[str, str]
+) -> None:
     long = '{"prompt": "a", "response": "b", "score": 0.5, "%s": 1}' % ("n" * 500_000)
     for path in ("/api/policies/feedback/my_agent", "/api/projects/alpha/agents/my_agent/feedback"):
         headers = owner | {"Content-Type": "application/json"}
@@ -95,7 +97,7 @@ def test_the_name_of_a_field_is_repeated_in_part(small_gateway: SmallGateway, ow
     ["audit?before=", "agents/a/feedback?after=", "agents/a/late-rewards?after="],
     ids=["audit", "ratings", "late"],
 )
-def test_a_number_that_no_database_holds_is_refused(
+def test_a_number_too_large_for_a_database_is_refused(
     small_gateway: SmallGateway, owner: dict[str, str], path: str
 ) -> None:
     at = f"/api/projects/alpha/{path}"
@@ -118,7 +120,7 @@ def test_a_number_of_a_training_is_a_number(
 
 
 @pytest.mark.parametrize("name", [NUL, "a b", "ä", "x" * 200, "'; DROP TABLE users; --", ""])
-def test_names_that_are_none_find_no_account(small_gateway: SmallGateway, name: str) -> None:
+def test_invalid_names_find_no_account(small_gateway: SmallGateway, name: str) -> None:
     reply = small_gateway.sign_in(grant_type="password", username=name, password="x")
     assert reply.status_code in {401, 422}
 
@@ -136,7 +138,7 @@ def test_ids_from_a_path_are_only_looked_up(small_gateway: SmallGateway, owner: 
     assert stored(small_gateway) == before
 
 
-def test_credentials_that_are_none_are_refused(small_gateway: SmallGateway) -> None:
+def test_invalid_credentials_are_refused(small_gateway: SmallGateway) -> None:
     small_gateway.person("ada", "alpha", Role.OWNER)
     for header in (
         "",
@@ -165,7 +167,7 @@ def test_other_grants_are_refused(small_gateway: SmallGateway) -> None:
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
-def test_json_that_is_not_said_to_be_json_is_told_how(
+def test_json_without_its_content_type_is_refused_with_the_remedy(
     small_gateway: SmallGateway, owner: dict[str, str], kind: str
 ) -> None:
     content, path = b'{"prompt": "a", "response": "b", "score": 0.5}', "/api/policies/feedback/a"
@@ -221,7 +223,7 @@ def is_refused(body: type[BaseModel], name: str, value: Any) -> bool:
     return False
 
 
-def test_neither_truth_nor_digits_are_a_number() -> None:
+def test_booleans_and_digits_in_quotes_are_no_numbers() -> None:
     found = set(numbers())
     assert len(found) >= 30
     assert KNOWN_ELSEWHERE <= found
@@ -348,7 +350,7 @@ def strangers(stand: Stand, call: str, change: Change) -> list[tuple[str, Mappin
     return [*found, *((change.path, said | {"headers": said.get("headers", {}) | one}) for one in callers)]
 
 
-def test_an_order_that_is_asked_after_again_leaves_one_row(stand: Stand) -> None:
+def test_an_order_that_is_polled_leaves_one_row(stand: Stand) -> None:
     job, before = stand.job(), len(stand.rows())
     for action, request in (
         *(("checkpoint", "r-1"), ("checkpoint", "r-1"), ("checkpoint", "r-2"), ("flush", "r-1")),
@@ -361,7 +363,7 @@ def test_an_order_that_is_asked_after_again_leaves_one_row(stand: Stand) -> None
     ]
 
 
-def test_what_may_have_been_done_keeps_its_row(stand: Stand) -> None:
+def test_an_action_that_may_have_happened_keeps_its_row(stand: Stand) -> None:
     job, before = stand.job(), len(stand.rows())
     lost = stand.send("POST", f"{job}/control/checkpoint", json={"name": "lost", "requestId": "r-1"})
     assert lost.status_code == 409
@@ -370,7 +372,7 @@ def test_what_may_have_been_done_keeps_its_row(stand: Stand) -> None:
     assert [one.action for one in stand.rows()[before:]] == ["run: checkpoint"]
 
 
-def test_weights_that_are_read_leave_a_row(stand: Stand) -> None:
+def test_reading_weights_leaves_a_row(stand: Stand) -> None:
     job, before = stand.job(), len(stand.rows())
     assert stand.send("GET", f"{job}/versions/7/weights").status_code == 409
     assert len(stand.rows()) == before
@@ -378,7 +380,7 @@ def test_weights_that_are_read_leave_a_row(stand: Stand) -> None:
     assert [one.action for one in stand.rows()[before:]] == ["weights read"]
 
 
-def test_a_row_is_found_by_what_is_asked_for_again(small_gateway: SmallGateway) -> None:
+def test_a_row_is_found_by_the_id_of_a_repeated_request(small_gateway: SmallGateway) -> None:
     same = {"project": "alpha", "action": "run: flush", "subject": "job/1"}
     small_gateway.accounts.run(lambda session, now: audit.note(session, now, by="t", request="r", **same))
 

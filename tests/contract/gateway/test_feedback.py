@@ -35,7 +35,7 @@ def exported(gateway: SmallGateway, headers: dict[str, str]) -> list[dict[str, A
     return [json.loads(line) for line in reply.text.splitlines()]
 
 
-def test_a_rating_is_stored_as_it_was_given(small_gateway: SmallGateway, editor: dict[str, str]) -> None:
+def test_a_rating_is_stored_unchanged(small_gateway: SmallGateway, editor: dict[str, str]) -> None:
     reply = small_gateway.client.post(PATH, json=ONE | {"notes": "ä"}, headers=editor)
     assert reply.status_code == 200, reply.text
     (kept,) = small_gateway.registry.ratings("alpha/my_agent")
@@ -62,7 +62,7 @@ def test_a_rating_is_stored_as_it_was_given(small_gateway: SmallGateway, editor:
         ({"path": "/etc/passwd"}, "path"),
     ],
 )
-def test_what_is_wrong_is_refused_by_field(
+def test_wrong_input_is_refused_by_field(
     small_gateway: SmallGateway, editor: dict[str, str], change: dict[str, Any], field: str
 ) -> None:
     reply = small_gateway.client.post(PATH, json=ONE | change, headers=editor)
@@ -70,9 +70,7 @@ def test_what_is_wrong_is_refused_by_field(
     assert small_gateway.registry.ratings() == ()
 
 
-def test_a_request_that_comes_again_stores_nothing_more(
-    small_gateway: SmallGateway, editor: dict[str, str]
-) -> None:
+def test_a_repeated_request_stores_nothing_more(small_gateway: SmallGateway, editor: dict[str, str]) -> None:
     headers = editor | {"Idempotency-Key": "a-1"}
     first, second = (small_gateway.client.post(PATH, json=ONE, headers=headers) for _ in range(2))
     assert first.json() == second.json()
@@ -81,7 +79,7 @@ def test_a_request_that_comes_again_stores_nothing_more(
     assert len(small_gateway.registry.ratings()) == 1
 
 
-def test_an_export_may_be_taken_in_elsewhere(small_gateway: SmallGateway, editor: dict[str, str]) -> None:
+def test_another_project_imports_an_export(small_gateway: SmallGateway, editor: dict[str, str]) -> None:
     for score in (0.5, 0.7):
         headers = editor | {"Idempotency-Key": str(score)}
         small_gateway.client.post(PATH, json=ONE | {"score": score}, headers=headers)
@@ -95,7 +93,7 @@ def test_an_export_may_be_taken_in_elsewhere(small_gateway: SmallGateway, editor
 
 
 @pytest.mark.parametrize("said", [("response", "notes"), ("chosen", "rejected")])
-def test_long_ratings_come_a_few_at_a_time(
+def test_long_ratings_are_listed_a_few_at_a_time(
     small_gateway: SmallGateway, editor: dict[str, str], said: tuple[str, str]
 ) -> None:
     longest: dict[str, Any] = {name: name[0] * MAX_TEXT for name in ("prompt", *said)}
@@ -114,7 +112,9 @@ def test_long_ratings_come_a_few_at_a_time(
     assert len(numbers) == sent
 
 
-def test_one_wrong_line_keeps_all_others_out(small_gateway: SmallGateway, editor: dict[str, str]) -> None:
+def test_one_wrong_line_refuses_the_whole_request(
+    small_gateway: SmallGateway, editor: dict[str, str]
+) -> None:
     good = json.dumps(ONE)
     for bad in ('{"prompt": 1}', "{", '{"score": NaN}', "[" * 50_000, '"text"'):
         reply = small_gateway.client.post(LINES, content=f"{good}\n{bad}\n", headers=editor)
@@ -141,7 +141,9 @@ def test_a_person_s_ratings_are_deleted_on_request(
     assert small_gateway.actions("alpha").count("ratings deleted") == 2
 
 
-def test_what_the_audit_cannot_have_is_not_done(small_gateway: SmallGateway, editor: dict[str, str]) -> None:
+def test_an_action_that_cannot_be_audited_is_not_done(
+    small_gateway: SmallGateway, editor: dict[str, str]
+) -> None:
     ada, line = small_gateway.bearer("ada"), json.dumps(ONE)
     assert small_gateway.client.post(PATH, json=ONE, headers=ada).status_code == 200
 
@@ -161,7 +163,9 @@ def test_what_the_audit_cannot_have_is_not_done(small_gateway: SmallGateway, edi
 
 
 @pytest.mark.parametrize("agent", ["..", "a b", "x" * 40, "a%2fb", "%00", "-a"])
-def test_an_agent_s_name_is_a_name(small_gateway: SmallGateway, editor: dict[str, str], agent: str) -> None:
+def test_an_agents_name_must_be_valid(
+    small_gateway: SmallGateway, editor: dict[str, str], agent: str
+) -> None:
     reply = small_gateway.client.post(f"/api/policies/feedback/{agent}", json=ONE, headers=editor)
     assert reply.status_code in {404, 405, 422}
     assert small_gateway.registry.ratings() == ()
@@ -185,7 +189,7 @@ def stored(gateway: SmallGateway, agent: str = "my_agent") -> list[dict[str, Any
     ]
 
 
-def test_which_of_two_is_better_is_stored_once(small_gateway: SmallGateway, editor: dict[str, str]) -> None:
+def test_a_preference_is_stored_once(small_gateway: SmallGateway, editor: dict[str, str]) -> None:
     headers = editor | {"Idempotency-Key": "p-1"}
     first, second = (small_gateway.client.post(PAIRS, json=PAIR, headers=headers) for _ in range(2))
     assert first.status_code == 201, first.text
@@ -211,7 +215,7 @@ def test_which_of_two_is_better_is_stored_once(small_gateway: SmallGateway, edit
         ({"version": 0}, "version"),
     ],
 )
-def test_what_is_no_pair_is_refused_by_field(
+def test_an_invalid_pair_is_refused_by_field(
     small_gateway: SmallGateway, editor: dict[str, str], change: dict[str, Any], field: str
 ) -> None:
     reply = small_gateway.client.post(PAIRS, json=PAIR | change, headers=editor)
@@ -226,7 +230,7 @@ def give_both(gateway: SmallGateway, editor: dict[str, str]) -> None:
     assert gateway.client.post(PAIRS, json=PAIR, headers=headers).status_code == 201
 
 
-def test_an_export_of_both_forms_is_what_reward_models_are_trained_from(
+def test_reward_models_are_trained_from_an_export_of_both_forms(
     small_gateway: SmallGateway, editor: dict[str, str], tmp_path: Path
 ) -> None:
     give_both(small_gateway, editor)
@@ -240,7 +244,7 @@ def test_an_export_of_both_forms_is_what_reward_models_are_trained_from(
     assert (pair.chosen, pair.rejected) == ("4", "5")
 
 
-def test_an_export_of_both_forms_may_be_taken_in_elsewhere(
+def test_another_project_imports_an_export_of_both_forms(
     small_gateway: SmallGateway, editor: dict[str, str]
 ) -> None:
     give_both(small_gateway, editor)
@@ -254,7 +258,7 @@ def test_an_export_of_both_forms_may_be_taken_in_elsewhere(
     assert stored(small_gateway, "other") == [*once, once[0]]
 
 
-def test_one_wrong_row_keeps_all_others_out(small_gateway: SmallGateway, editor: dict[str, str]) -> None:
+def test_one_wrong_row_refuses_the_whole_request(small_gateway: SmallGateway, editor: dict[str, str]) -> None:
     good = {"prompt": "a", "response": "b", "score": 0.5}
     for bad, detail in (
         ({"prompt": "a", "response": "b", "score": 7.0}, "line 2: score: "),
@@ -275,7 +279,7 @@ def test_one_wrong_row_keeps_all_others_out(small_gateway: SmallGateway, editor:
     assert stored(small_gateway) == []
 
 
-def test_late_rewards_are_kept_shown_and_evaluated_by(
+def test_late_rewards_are_stored_shown_and_used_in_evaluations(
     small_gateway: SmallGateway, editor: dict[str, str], tmp_path: Path
 ) -> None:
     reply = small_gateway.client.post(LATE, json={"rewards": REWARDS}, headers=editor)
@@ -300,9 +304,7 @@ def test_late_rewards_are_kept_shown_and_evaluated_by(
     assert [json.loads(line)["episode"] for line in behind.splitlines()] == ["tuesday"]
 
 
-def test_a_late_reward_that_is_sent_again_counts_once(
-    small_gateway: SmallGateway, editor: dict[str, str]
-) -> None:
+def test_a_repeated_late_reward_counts_once(small_gateway: SmallGateway, editor: dict[str, str]) -> None:
     keyed = [one | {"request": f"k-{number // 2}"} for number, one in enumerate(REWARDS[:2] * 2)]
     for _ in range(2):
         assert small_gateway.client.post(LATE, json={"rewards": keyed}, headers=editor).status_code == 201
@@ -328,7 +330,7 @@ def test_a_late_reward_that_is_sent_again_counts_once(
         ({"rater": "eve"}, "rewards.0.rater"),
     ],
 )
-def test_a_late_reward_that_is_none_is_refused_by_field(
+def test_an_invalid_late_reward_is_refused_by_field(
     small_gateway: SmallGateway, editor: dict[str, str], change: dict[str, Any], field: str
 ) -> None:
     body = {"rewards": [REWARDS[0] | change, REWARDS[1]]}
@@ -337,7 +339,7 @@ def test_a_late_reward_that_is_none_is_refused_by_field(
     assert small_gateway.registry.feedback("alpha/my_agent") == ()
 
 
-def test_who_is_deleted_takes_their_pairs_and_late_rewards_along(
+def test_deleting_a_rater_deletes_their_pairs_and_late_rewards(
     small_gateway: SmallGateway, editor: dict[str, str]
 ) -> None:
     ada, beta = small_gateway.bearer("ada"), small_gateway.token("beta")
@@ -388,7 +390,9 @@ def said(gateway: SmallGateway, link: dict[str, Any], body: dict[str, Any]) -> A
     return gateway.client.post("/api/link/ratings", json=body, headers={"Penstock-Link": link["link"]})
 
 
-def test_its_holder_rates_each_response_once(small_gateway: SmallGateway, ada: dict[str, str]) -> None:
+def test_the_holder_of_a_link_rates_each_response_once(
+    small_gateway: SmallGateway, ada: dict[str, str]
+) -> None:
     link = made(small_gateway, ada)
     path, _, secret = link["page"].partition("#")
     assert small_gateway.get(path, {}).headers["content-type"].startswith("text/html")
@@ -408,7 +412,9 @@ def test_its_holder_rates_each_response_once(small_gateway: SmallGateway, ada: d
     assert "user-7" not in str(kept)
 
 
-def test_its_holder_chooses_between_two_responses(small_gateway: SmallGateway, ada: dict[str, str]) -> None:
+def test_the_holder_of_a_link_chooses_between_two_responses(
+    small_gateway: SmallGateway, ada: dict[str, str]
+) -> None:
     link = made(small_gateway, ada, items=[LINKS_PAIR, *ITEMS, LINKS_PAIR])
     seen = small_gateway.get("/api/link", {"Penstock-Link": link["link"]}).json()
     shown = {"prompt": "2 + 2?", "responses": ["4", "5"]}
@@ -447,7 +453,7 @@ def test_its_holder_chooses_between_two_responses(small_gateway: SmallGateway, a
         ({"item": 2, "chosen": 0}, "item"),
     ],
 )
-def test_what_does_not_fit_an_item_is_refused_by_field(
+def test_a_rating_that_does_not_fit_its_item_is_refused_by_field(
     small_gateway: SmallGateway, ada: dict[str, str], body: dict[str, Any], field: str
 ) -> None:
     link = made(small_gateway, ada, items=[LINKS_PAIR, ITEMS[0]])
@@ -469,7 +475,7 @@ def test_what_does_not_fit_an_item_is_refused_by_field(
         ({"score": 0.5}, "items.1.score"),
     ],
 )
-def test_what_cannot_be_rated_makes_no_link(
+def test_responses_that_cannot_be_rated_make_no_link(
     small_gateway: SmallGateway, ada: dict[str, str], change: dict[str, Any], field: str
 ) -> None:
     reply = small_gateway.client.post(LINKS, json={"items": [ITEMS[0], LINKS_PAIR | change]}, headers=ada)
@@ -477,7 +483,7 @@ def test_what_cannot_be_rated_makes_no_link(
     assert small_gateway.get(LINKS, ada).json() == {"links": []}
 
 
-def test_it_ends(small_gateway: SmallGateway, ada: dict[str, str]) -> None:
+def test_a_link_expires_and_can_be_revoked(small_gateway: SmallGateway, ada: dict[str, str]) -> None:
     small_gateway.person("bob", "alpha", Role.EDITOR)
     late, revoked, orphan = (
         made(small_gateway, ada),
@@ -498,14 +504,14 @@ def test_it_ends(small_gateway: SmallGateway, ada: dict[str, str]) -> None:
     assert len(small_gateway.registry.ratings()) == 1
 
 
-def test_its_secret_is_kept_as_a_digest(small_gateway: SmallGateway, ada: dict[str, str]) -> None:
+def test_the_secret_of_a_link_is_stored_as_a_digest(small_gateway: SmallGateway, ada: dict[str, str]) -> None:
     link = made(small_gateway, ada)
     listed = small_gateway.get(LINKS, ada).json()["links"]
     assert [one["id"] for one in listed] == [link["id"]]
     assert link["link"] not in str(listed)
 
 
-def test_a_list_of_links_holds_none_of_their_texts(small_gateway: SmallGateway, ada: dict[str, str]) -> None:
+def test_a_list_of_links_holds_no_texts(small_gateway: SmallGateway, ada: dict[str, str]) -> None:
     item, count = {"prompt": "p" * MAX_TEXT, "response": "r" * MAX_TEXT}, 20
     for _ in range(count):
         assert small_gateway.client.post(LINKS, json={"items": [item, item]}, headers=ada).status_code == 201
@@ -576,7 +582,7 @@ def test_thumbs_up_are_counted_among_all_conversations(
     assert (tone["rated"], tone["thumbsUp"]) == (1, 1)
 
 
-def test_too_little_is_said_to_be_too_little(
+def test_too_few_conversations_give_no_satisfaction(
     small_gateway: SmallGateway, satisfaction_editor: dict[str, str]
 ) -> None:
     told(small_gateway, satisfaction_editor, 7, 0, LEAST - 1)
@@ -591,7 +597,7 @@ def test_too_little_is_said_to_be_too_little(
     assert asked(small_gateway, satisfaction_editor)[1]["verdict"] == "told"
 
 
-def test_conversations_of_others_are_none_of_ours(
+def test_conversations_of_other_projects_are_not_counted(
     small_gateway: SmallGateway, satisfaction_editor: dict[str, str]
 ) -> None:
     told(small_gateway, satisfaction_editor, 7, 0, 3)

@@ -101,7 +101,7 @@ async def news(stream: AsyncIterator[str]) -> tuple[str, Any]:
     return found["event"], json.loads(found["data"])
 
 
-async def test_a_hundred_readers_look_once(
+async def test_a_hundred_readers_cause_one_look(
     gateway: SmallGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live_jobs, "LOOK_S", 3600.0)
@@ -123,7 +123,7 @@ async def test_a_hundred_readers_look_once(
     assert len(looks) == 1
 
 
-async def test_readers_that_look_together_do_not_wake_together(
+async def test_simultaneous_readers_wake_at_different_times(
     gateway: SmallGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live_jobs, "LOOK_S", 1.0)
@@ -148,7 +148,9 @@ async def test_readers_that_look_together_do_not_wake_together(
 
 
 @pytest.mark.parametrize("lost", ["token", "password", "sign-out", "member"])
-async def test_who_may_read_no_more_reads_no_more(gateway: SmallGateway, tmp_path: Path, lost: str) -> None:
+async def test_a_reader_without_permission_gets_no_further_events(
+    gateway: SmallGateway, tmp_path: Path, lost: str
+) -> None:
     job = begun(gateway, tmp_path)
     gateway.person("owner", "alpha", Role.OWNER)
     gateway.person("ada", "alpha", Role.VIEWER)
@@ -183,7 +185,7 @@ async def test_who_may_read_no_more_reads_no_more(gateway: SmallGateway, tmp_pat
             await anext(one)
 
 
-async def test_what_changes_is_sent_and_nothing_twice(gateway: SmallGateway) -> None:
+async def test_events_are_sent_when_they_change_and_never_twice(gateway: SmallGateway) -> None:
     first, member = submitted(gateway), member_of(gateway, gateway.token("alpha", Role.VIEWER))
     stream = live(gateway).follow(member, first)
     kind, content = await news(stream)
@@ -199,7 +201,7 @@ async def test_what_changes_is_sent_and_nothing_twice(gateway: SmallGateway) -> 
     assert (kind, content["state"]) == ("job", "cancelled")
 
 
-def test_a_job_of_another_project_is_not_there(gateway: SmallGateway) -> None:
+def test_a_job_of_another_project_is_not_found(gateway: SmallGateway) -> None:
     gateway.person("bob", "beta", Role.OWNER)
     job = submitted(gateway)
     absent = gateway.get("/api/projects/beta/events?job=nothing", gateway.bearer("bob"))
@@ -207,7 +209,7 @@ def test_a_job_of_another_project_is_not_there(gateway: SmallGateway) -> None:
     assert (other.status_code, other.json()) == (404, absent.json())
 
 
-async def test_a_registry_that_does_not_answer_hides_nothing_else(gateway: SmallGateway) -> None:
+async def test_an_unavailable_registry_hides_nothing_else(gateway: SmallGateway) -> None:
     class Away(RunSteering):
         def versions(self, job: str) -> dict[str, Any]:
             raise Unavailable("the registry does not answer")
@@ -234,7 +236,7 @@ def settle(gateway: SmallGateway, job: Job, state: JobState, **result: Any) -> N
     )
 
 
-def test_places_take_jobs_in_order_each_once(small_gateway: SmallGateway) -> None:
+def test_places_take_each_job_once_and_in_order(small_gateway: SmallGateway) -> None:
     made = [small_gateway.submit(f"agent-{number}") for number in range(6)]
     with ThreadPoolExecutor(6) as pool:
         taken = list(pool.map(lambda place: claim(small_gateway, place), [f"p{n % 3}" for n in range(6)]))
@@ -261,7 +263,7 @@ def test_projects_take_turns(small_gateway: SmallGateway) -> None:
     assert [begun(3), begun(4), begun(5), begun(6)] == ["alpha 1", "beta 1", "alpha 2", "alpha 3"]
 
 
-def test_a_key_stands_for_one_job(small_gateway: SmallGateway) -> None:
+def test_a_key_names_one_job(small_gateway: SmallGateway) -> None:
     first = small_gateway.submit("agent", key="k", numbers={"maxSteps": 2})
     assert small_gateway.submit("agent", key="k", numbers={"maxSteps": 2}).id == first.id
     with pytest.raises(AccountConflict, match="another job"):
@@ -315,7 +317,7 @@ def test_a_job_ends_once(small_gateway: SmallGateway) -> None:
         ({"environment": 1}, "numbers"),
     ],
 )
-def test_a_template_gives_its_numbers_and_nothing_else(said: dict[str, float], field: str) -> None:
+def test_a_template_sets_only_its_numbers(said: dict[str, float], field: str) -> None:
     number = Number(settings={"learner.total_steps": 512}, least=1, most=10, default=2, whole=True)
     template = Template(name="quick", title="", numbers={"maxSteps": number})
     assert template.chosen({}) == {"maxSteps": 2}
@@ -362,7 +364,7 @@ def asked(runs_gateway: SmallGateway, headers: dict[str, str], project: str = "a
     return runs_gateway.client.post(f"/api/projects/{project}/estimates", json=body, headers=headers)
 
 
-def test_a_project_that_asks_without_end_keeps_out_nobody(
+def test_a_project_with_endless_requests_keeps_out_nobody(
     runs_gateway: SmallGateway, runner: HeldRunner
 ) -> None:
     ada, bob = runs_gateway.bearer("ada"), runs_gateway.bearer("bob")
@@ -380,7 +382,9 @@ def test_a_project_that_asks_without_end_keeps_out_nobody(
         assert [one.result().status_code for one in (first, second)] == [200, 200]
 
 
-def test_who_waits_in_vain_is_told_when_to_ask_again(runs_gateway: SmallGateway, runner: HeldRunner) -> None:
+def test_a_caller_that_waits_too_long_is_told_when_to_try_again(
+    runs_gateway: SmallGateway, runner: HeldRunner
+) -> None:
     runs_gateway.dispatcher.dry_runs = DryRunTurns(wait_s=0.0)
     ada, bob = runs_gateway.bearer("ada"), runs_gateway.bearer("bob")
     with ThreadPoolExecutor(1) as pool:

@@ -80,7 +80,7 @@ def rows(gateway: SmallGateway, kind: Any) -> int:
     return gateway.accounts.look(lambda session: session.scalar(select(func.count()).select_from(kind)) or 0)
 
 
-def test_ratings_are_bounded_by_number(gateway: SmallGateway, ada: dict[str, str]) -> None:
+def test_the_number_of_ratings_is_limited(gateway: SmallGateway, ada: dict[str, str]) -> None:
     first = give(gateway, ada, key="k-0")
     for number in range(1, 5):
         assert give(gateway, ada, key=f"k-{number}").status_code == 200
@@ -93,7 +93,7 @@ def test_ratings_are_bounded_by_number(gateway: SmallGateway, ada: dict[str, str
     assert is_quota(give(gateway, ada, key="k-6"), "ratings")
 
 
-def test_ratings_are_bounded_by_their_text(gateway: SmallGateway, ada: dict[str, str]) -> None:
+def test_the_text_of_ratings_is_limited(gateway: SmallGateway, ada: dict[str, str]) -> None:
     third = "é" * (MIB // 6)
     assert give(gateway, ada, notes=third, response=third).status_code == 200
     assert is_quota(give(gateway, ada, prompt=third), "feedback_mib")
@@ -106,7 +106,7 @@ def test_ratings_are_bounded_by_their_text(gateway: SmallGateway, ada: dict[str,
     assert len(gateway.registry.ratings()) == 2
 
 
-def test_what_comes_by_a_link_counts(gateway: SmallGateway, ada: dict[str, str]) -> None:
+def test_ratings_by_a_link_count_towards_the_quota(gateway: SmallGateway, ada: dict[str, str]) -> None:
     link = gateway.client.post(f"{AGENT}/links", json=LINK, headers=ada).json()["link"]
     for _ in range(5):
         assert give(gateway, ada).status_code == 200
@@ -123,7 +123,7 @@ def test_what_comes_by_a_link_counts(gateway: SmallGateway, ada: dict[str, str])
         ("/api/projects/alpha/invitations", {"role": "viewer"}, "invitations", InvitationRow),
     ],
 )
-def test_what_is_handed_out_is_bounded(
+def test_tokens_links_and_invitations_are_bounded(
     gateways: list[SmallGateway], ada: dict[str, str], path: str, body: Any, name: str, kind: Any
 ) -> None:
     before = len(gateways[0].actions())
@@ -134,7 +134,7 @@ def test_what_is_handed_out_is_bounded(
     assert len(gateways[0].actions()) == before + 2
 
 
-def test_what_has_ended_makes_room(gateway: SmallGateway, ada: dict[str, str]) -> None:
+def test_ended_links_and_tokens_make_room(gateway: SmallGateway, ada: dict[str, str]) -> None:
     tokens, links = "/api/projects/alpha/tokens", f"{AGENT}/links"
     made = [gateway.client.post(tokens, json={"name": "ci"}, headers=ada).json()["id"] for _ in range(2)]
     assert gateway.client.delete(f"{tokens}/{made[0]}", headers=ada).status_code == 204
@@ -147,7 +147,7 @@ def test_what_has_ended_makes_room(gateway: SmallGateway, ada: dict[str, str]) -
     assert gateway.client.post(links, json=LINK, headers=gateway.bearer("ada")).status_code == 201
 
 
-def test_conversations_are_bounded(gateways: list[SmallGateway], ada: dict[str, str]) -> None:
+def test_the_number_of_conversations_is_limited(gateways: list[SmallGateway], ada: dict[str, str]) -> None:
     gateway, path = gateways[0], f"{AGENT}/conversations"
 
     def tell(*names: str) -> Any:
@@ -180,7 +180,7 @@ def test_many_writers_at_two_gateways_reach_a_quota_and_do_not_pass_it(
     assert room == [200] * (20 - left) + [409]
 
 
-def test_the_oldest_session_of_a_person_gives_way(
+def test_a_new_session_replaces_a_persons_oldest(
     gateway: SmallGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sessions, "MAX_SESSIONS", 2)
@@ -193,7 +193,7 @@ def test_the_oldest_session_of_a_person_gives_way(
     assert (rows(gateway, SessionRow), rows(gateway, RefreshRow)) == (3, 3)
 
 
-def test_who_had_sessions_without_end_signs_in(gateway: SmallGateway) -> None:
+def test_a_person_with_very_many_old_sessions_signs_in(gateway: SmallGateway) -> None:
     def many(session: Any, now: Any) -> None:
         ada = users.known(session, "ada").id
         made = [{"id": f"s{one}", "user": ada, "expires": now, "reason": ""} for one in range(70_000)]
@@ -204,7 +204,7 @@ def test_who_had_sessions_without_end_signs_in(gateway: SmallGateway) -> None:
     assert rows(gateway, SessionRow) == sessions.MAX_SESSIONS
 
 
-def test_a_session_is_exchanged_a_bounded_number_of_times(
+def test_a_session_can_be_refreshed_a_limited_number_of_times(
     gateway: SmallGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sessions, "MAX_EXCHANGES", 3)
@@ -271,7 +271,7 @@ def status(gateway: SmallGateway, headers: dict[str, str]) -> int:
     return int(gateway.get("/api/projects/alpha", headers).status_code)
 
 
-def test_a_member_who_is_removed_acts_no_more_through_tokens(
+def test_tokens_of_a_removed_member_stop_working(
     small_gateway: SmallGateway, owners: tuple[dict[str, str], dict[str, str]]
 ) -> None:
     ada, bob = owners
@@ -290,7 +290,7 @@ def test_a_member_who_is_removed_acts_no_more_through_tokens(
     assert "token revoked" in small_gateway.actions("alpha")
 
 
-def test_a_member_who_becomes_less_keeps_tokens_of_no_more(
+def test_a_member_with_a_lower_role_keeps_no_tokens_above_it(
     small_gateway: SmallGateway, owners: tuple[dict[str, str], dict[str, str]]
 ) -> None:
     ada, bob = owners
@@ -300,7 +300,7 @@ def test_a_member_who_becomes_less_keeps_tokens_of_no_more(
     assert (status(small_gateway, editor), status(small_gateway, viewer)) == (401, 200)
 
 
-def test_who_is_disabled_acts_no_more_through_what_they_handed_out(
+def test_what_a_disabled_person_issued_is_revoked(
     small_gateway: SmallGateway, owners: tuple[dict[str, str], dict[str, str]]
 ) -> None:
     ada, bob = owners
@@ -393,7 +393,7 @@ def sent_late(
     ],
 )
 @pytest.mark.parametrize(("role", "refused"), [(None, 404), (Role.VIEWER, 403)])
-def test_who_is_let_in_hands_out_nothing_once_they_are_removed(
+def test_a_removed_member_issues_nothing_in_an_open_request(
     small_gateway: SmallGateway,
     owners: tuple[dict[str, str], dict[str, str]],
     path: str,
@@ -415,7 +415,7 @@ def test_who_is_let_in_hands_out_nothing_once_they_are_removed(
     assert not {"token added", "invited", "feedback link added"} & set(small_gateway.actions())
 
 
-def test_what_has_expired_is_deleted_and_what_counts_stays(small_gateway: SmallGateway) -> None:
+def test_expired_rows_are_deleted_and_valid_rows_stay(small_gateway: SmallGateway) -> None:
     def counts() -> list[int]:
         kinds: list[Any] = [SessionRow, RefreshRow, InvitationRow, FeedbackLinkRow]
         return small_gateway.accounts.look(

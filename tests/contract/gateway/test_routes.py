@@ -110,7 +110,7 @@ class _Filled(dict[str, str]):
         return "nothing"
 
 
-def test_every_route_admits_whom_the_table_says(gateway: SmallGateway, callers: list[Caller]) -> None:
+def test_every_route_admits_the_roles_in_the_table(gateway: SmallGateway, callers: list[Caller]) -> None:
     for (method, path), access in table_of(gateway).items():
         place = f"{method} {path}"
         if access is not Access.ANYBODY:
@@ -145,7 +145,7 @@ def check(gateway: SmallGateway, method: str, path: str, caller: Caller, least: 
     assert other.json() == absent.json(), what
 
 
-def test_what_is_another_project_s_is_not_found_under_one_s_own(
+def test_objects_of_another_project_are_not_found(
     gateway: SmallGateway, callers: list[Caller], tmp_path: Path
 ) -> None:
     theirs = things_of_beta(gateway, tmp_path)
@@ -266,7 +266,7 @@ def listener_matrix_called(app: Any, method: str, path: str, headers: dict[str, 
     return client.request(method, place, headers=headers).status_code
 
 
-def test_a_listener_has_its_own_routes_and_no_others(apps: dict[str, Any]) -> None:
+def test_a_listener_serves_only_its_own_routes(apps: dict[str, Any]) -> None:
     every = {one for app in apps.values() for one in listener_matrix_table_of(app)}
     assert len(every) > 100
     for name, app in apps.items():
@@ -278,7 +278,7 @@ def test_a_listener_has_its_own_routes_and_no_others(apps: dict[str, Any]) -> No
     }
 
 
-def test_every_route_of_a_listener_admits_whom_its_table_says(
+def test_every_route_of_a_listener_admits_the_roles_in_its_table(
     small_gateway: SmallGateway, apps: dict[str, Any]
 ) -> None:
     for role in reversed(Role):
@@ -303,7 +303,7 @@ def test_every_route_of_a_listener_admits_whom_its_table_says(
                 assert (found not in {401, 403}) is role.includes(Role(access)), (*what, role, found)
 
 
-def test_no_route_of_the_page_answers_without_the_cookie(apps: dict[str, Any]) -> None:
+def test_every_route_of_the_page_needs_the_cookie(apps: dict[str, Any]) -> None:
     app = apps["page"]
     mine = TestClient(app, base_url=AT, raise_server_exceptions=False, follow_redirects=False)
     assert mine.get("/", params={"secret": app.state.door.secret}).status_code == 303
@@ -318,7 +318,7 @@ def test_no_route_of_the_page_answers_without_the_cookie(apps: dict[str, Any]) -
             )
 
 
-def test_a_role_that_does_not_suffice_is_told_before_the_body_is_read(
+def test_a_role_that_does_not_suffice_is_reported_before_the_body_is_read(
     small_gateway: SmallGateway, apps: dict[str, Any]
 ) -> None:
     small_gateway.person("owner", "alpha", Role.OWNER)
@@ -340,7 +340,7 @@ def test_a_role_that_does_not_suffice_is_told_before_the_body_is_read(
 # ---- The OpenAPI document names every call, whom it admits, and the one shape of errors.
 
 
-def test_every_route_is_described_with_what_it_may_answer(small_gateway: SmallGateway) -> None:
+def test_every_route_is_described_with_its_possible_answers(small_gateway: SmallGateway) -> None:
     document = small_gateway.get("/api/openapi.json", {}).json()
     described = {
         (method.upper(), path): operation
@@ -361,7 +361,9 @@ def test_every_route_is_described_with_what_it_may_answer(small_gateway: SmallGa
     assert "HTTPValidationError" not in json.dumps(document)
 
 
-def test_an_answer_with_an_id_says_which_calls_take_it(small_gateway: SmallGateway) -> None:
+def test_the_description_links_an_answer_with_an_id_to_the_calls_that_take_it(
+    small_gateway: SmallGateway,
+) -> None:
     paths = small_gateway.get("/api/openapi.json", {}).json()["paths"]
     places = {one["operationId"]: path for path, operations in paths.items() for one in operations.values()}
     links = [
@@ -376,13 +378,13 @@ def test_an_answer_with_an_id_says_which_calls_take_it(small_gateway: SmallGatew
         assert link["parameters"].keys() <= set(re.findall(r"{(\w+)}", places[link["operationId"]]))
 
 
-def test_a_refusal_has_the_shape_that_is_described(small_gateway: SmallGateway) -> None:
+def test_a_refusal_has_the_described_shape(small_gateway: SmallGateway) -> None:
     schema = small_gateway.get("/api/openapi.json", {}).json()["components"]["schemas"]["Error"]
     refused = small_gateway.client.post("/api/auth/token", data={"grant_type": "none"}).json()
     assert refused.keys() == schema["properties"].keys() == set(schema["required"])
 
 
-def test_the_page_and_its_files_are_served_and_nothing_else(small_gateway: SmallGateway) -> None:
+def test_only_the_page_and_its_files_are_served(small_gateway: SmallGateway) -> None:
     page = small_gateway.get("/", {})
     assert page.headers["content-type"].startswith("text/html")
     for name, kind in (("console.js", "text/javascript"), ("console.css", "text/css")):
@@ -483,7 +485,7 @@ def test_every_answer_with_a_body_has_a_shape(document: dict[str, Any]) -> None:
     assert seen > 40
 
 
-def test_an_answer_is_sent_as_it_was_made(
+def test_an_answer_is_sent_unchanged(
     described_bodies_gateway: SmallGateway, document: dict[str, Any]
 ) -> None:
     text = send(described_bodies_gateway, document, "POST /api/projects/{project}/jobs").text

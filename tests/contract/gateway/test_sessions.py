@@ -52,7 +52,7 @@ def test_a_password_gives_tokens_and_a_wrong_one_does_not(ada: SmallGateway) -> 
     assert wrong.json() == unknown.json()
 
 
-def test_a_password_that_was_kept_as_no_hash_is_refused_as_a_wrong_one(ada: SmallGateway) -> None:
+def test_a_password_whose_stored_hash_is_invalid_is_refused(ada: SmallGateway) -> None:
     ada.person("bob", "alpha")
     reply = ada.sign_in(grant_type="password", username="bob", password="-")
     wrong = ada.sign_in(grant_type="password", username="ada", password="wrong")
@@ -153,7 +153,7 @@ def test_many_people_may_sign_in_from_one_address(ada: SmallGateway) -> None:
     assert codes == [401] * MOST_OF_ADDRESS + [429] * 2
 
 
-def test_an_address_that_invents_names_fills_no_table(small_gateway: SmallGateway) -> None:
+def test_invented_names_fill_no_table(small_gateway: SmallGateway) -> None:
     codes = [
         small_gateway.sign_in(grant_type="password", username=f"name-{n}", password="x").status_code
         for n in range(2 * MOST_OF_ADDRESS)
@@ -186,12 +186,12 @@ def test_a_program_signs_in_by_its_token_in_three_ways(small_gateway: SmallGatew
     assert [small_gateway.get("/api/me", way).status_code for way in ways] == [401, 401, 401]
 
 
-def test_the_password_of_a_person_is_not_taken_by_basic(ada: SmallGateway) -> None:
+def test_basic_does_not_accept_a_persons_password(ada: SmallGateway) -> None:
     basic = base64.b64encode(f"ada:{PASSWORD}".encode()).decode()
     assert ada.get("/api/me", {"Authorization": f"Basic {basic}"}).status_code == 401
 
 
-def test_an_invitation_lets_one_person_in_once(small_gateway: SmallGateway) -> None:
+def test_an_invitation_admits_one_person_once(small_gateway: SmallGateway) -> None:
     small_gateway.person("ada", "alpha", Role.OWNER)
     owner = small_gateway.bearer("ada")
 
@@ -217,7 +217,7 @@ def test_an_invitation_lets_one_person_in_once(small_gateway: SmallGateway) -> N
     )
 
 
-def test_an_invitation_makes_nobody_less(small_gateway: SmallGateway) -> None:
+def test_an_invitation_lowers_no_role(small_gateway: SmallGateway) -> None:
     for name, role in (("ada", Role.OWNER), ("bob", Role.OWNER), ("eve", Role.VIEWER)):
         small_gateway.person(name, "alpha", role)
     ada, bob, eve = map(small_gateway.bearer, ("ada", "bob", "eve"))
@@ -356,7 +356,7 @@ def test_an_address_alone_makes_no_owner_of_an_account(gateway: SmallGateway) ->
     assert found["projects"] == [{"project": "alpha", "role": "viewer"}]
 
 
-def test_a_newcomer_brings_an_invitation(gateway: SmallGateway) -> None:
+def test_a_new_person_needs_an_invitation(gateway: SmallGateway) -> None:
     owner = gateway.bearer("owner")
     made = gateway.client.post("/api/projects/alpha/invitations", json={"role": "editor"}, headers=owner)
     secret = made.json()["invitation"]
@@ -367,7 +367,7 @@ def test_a_newcomer_brings_an_invitation(gateway: SmallGateway) -> None:
     assert arrived(gateway, sent_back(gateway, "bob")) == "/#/arrived", "known by now"
 
 
-def test_who_is_disabled_stays_out(gateway: SmallGateway) -> None:
+def test_a_disabled_person_cannot_sign_in(gateway: SmallGateway) -> None:
     from penstock.gateway.accounts import users
     from penstock.gateway.store.tables import UserRow
 
@@ -380,7 +380,7 @@ def test_who_is_disabled_stays_out(gateway: SmallGateway) -> None:
     assert gateway.client.post("/api/auth/oidc/session").status_code == 401
 
 
-def test_what_was_not_begun_in_this_browser_is_refused(gateway: SmallGateway) -> None:
+def test_a_sign_in_that_another_browser_began_is_refused(gateway: SmallGateway) -> None:
     place = sent_back(gateway, "alice")
     query = parse_qs(urlsplit(place).query)
     wrong = [
@@ -424,9 +424,7 @@ FORGED: Final[dict[str, Forge]] = {
 
 
 @pytest.mark.parametrize("forge", FORGED.values(), ids=FORGED.keys())
-def test_a_token_that_is_wrong_lets_no_person_in(
-    gateway: SmallGateway, provider: IdentityProvider, forge: Forge
-) -> None:
+def test_a_wrong_token_admits_nobody(gateway: SmallGateway, provider: IdentityProvider, forge: Forge) -> None:
     provider.forge = forge
     assert arrived(gateway, sent_back(gateway, "alice")) == "/#/not-signed-in"
     assert nothing_stored(gateway)
@@ -434,7 +432,7 @@ def test_a_token_that_is_wrong_lets_no_person_in(
     assert arrived(gateway, sent_back(gateway, "alice")) == "/#/arrived"
 
 
-def test_a_provider_that_fails_is_said_and_codes_cannot_be_tried_for_long(
+def test_a_failing_provider_is_reported_and_codes_cannot_be_guessed(
     gateway: SmallGateway, provider: IdentityProvider
 ) -> None:
     place = sent_back(gateway, "alice")
@@ -449,7 +447,7 @@ def test_a_provider_that_fails_is_said_and_codes_cannot_be_tried_for_long(
     assert arrived(gateway, sent_back(gateway, "alice")) == "/#/arrived"
 
 
-def test_without_a_provider_there_is_none(database_url: str, tmp_path: Path) -> None:
+def test_without_a_provider_there_is_no_sign_in_by_one(database_url: str, tmp_path: Path) -> None:
     made = SmallGateway.at(database_url, f"sqlite:///{tmp_path}/registry.sqlite", tmp_path)
     assert made.client.get("/api/auth/oidc").json() == {"title": None}
     assert made.client.post("/api/auth/oidc", json={}).status_code == 404

@@ -127,7 +127,9 @@ def test_train_policy_insufficient_feedback(gateway: SmallGateway, editor: dict[
     assert (reply.status_code, "one prompt" in reply.json()["detail"]) == (400, True)
 
 
-def test_a_number_out_of_bounds_is_refused_by_name(gateway: SmallGateway, editor: dict[str, str]) -> None:
+def test_a_number_out_of_bounds_is_refused_with_its_field(
+    gateway: SmallGateway, editor: dict[str, str]
+) -> None:
     give(gateway, editor, 10)
     for wrong, field in (
         ({"maxSteps": 0}, "maxSteps"),
@@ -140,7 +142,9 @@ def test_a_number_out_of_bounds_is_refused_by_name(gateway: SmallGateway, editor
         assert (reply.status_code, reply.json()["field"]) == (422, field), reply.text
 
 
-def test_who_does_not_wait_gets_the_address_of_the_job(gateway: SmallGateway, editor: dict[str, str]) -> None:
+def test_a_caller_that_does_not_wait_gets_the_address_of_the_job(
+    gateway: SmallGateway, editor: dict[str, str]
+) -> None:
     give(gateway, editor, 10)
     asked = {"Prefer": "wait=0", "Idempotency-Key": "k"}
     first = post(gateway, TRAIN, editor, {"maxSteps": 8}, **asked)
@@ -155,7 +159,7 @@ def test_who_does_not_wait_gets_the_address_of_the_job(gateway: SmallGateway, ed
     assert (ended.status_code, ended.json()["error"]) == (409, "cancelled")
 
 
-def test_who_waits_when_the_gateway_ends_gets_the_address_of_the_job(
+def test_a_waiting_caller_gets_the_address_of_the_job_when_the_gateway_ends(
     gateway: SmallGateway, editor: dict[str, str]
 ) -> None:
     give(gateway, editor, 10)
@@ -203,7 +207,7 @@ def test_a_training_that_failed_is_500_with_its_cause(gateway: SmallGateway, edi
     assert reply.json()["detail"] == "no room on the disk"
 
 
-def test_a_deletion_names_what_was_trained_from_it(gateway: SmallGateway, editor: dict[str, str]) -> None:
+def test_a_deletion_names_the_trainings_that_used_it(gateway: SmallGateway, editor: dict[str, str]) -> None:
     trained(gateway, "my_agent", "v15", 0.5)
     give(gateway, editor, 10)
     asked = {"Prefer": "wait=0"}
@@ -235,7 +239,7 @@ def test_the_shipped_presets_are_configurations(preset: str) -> None:
     RewardTraining.model_validate(recipe["environment"]["kwargs"]["reward_training"])
 
 
-def test_pairs_are_trained_from_as_scores_are(
+def test_pairs_are_trained_on_as_scores_are(
     gateway: SmallGateway, editor: dict[str, str], tmp_path: Path
 ) -> None:
     for number in range(10):
@@ -268,7 +272,7 @@ def saying_nul(folder: Path) -> Path:
     return folder
 
 
-def test_what_no_database_holds_is_kept_as_another_character(
+def test_a_character_that_no_database_holds_is_replaced(
     database_url: str, tmp_path: Path, short_folder: Path
 ) -> None:
     base = saying_nul(tmp_path / "base")
@@ -306,7 +310,7 @@ def routes_gateway(tmp_path: Path) -> SmallGateway:
     return SmallGateway.in_folder(tmp_path, services=[goals()])
 
 
-def test_a_viewer_looks_and_an_editor_decides(routes_gateway: SmallGateway, tmp_path: Path) -> None:
+def test_a_viewer_reads_and_an_editor_decides(routes_gateway: SmallGateway, tmp_path: Path) -> None:
     viewer, editor = routes_gateway.token("alpha", Role.VIEWER), routes_gateway.token("alpha")
     listed = routes_gateway.get(INJECTORS, viewer).json()["injectors"]
     assert [(one["name"], one["state"], one["auto"]) for one in listed] == [("host", "ended", False)]
@@ -335,7 +339,7 @@ def test_a_viewer_looks_and_an_editor_decides(routes_gateway: SmallGateway, tmp_
         ("x", 404, "no such goal"),
     ],
 )
-def test_a_veto_that_holds_nothing_is_refused(
+def test_a_veto_of_no_goal_is_refused(
     routes_gateway: SmallGateway, goal_id: str, status: int, word: str
 ) -> None:
     body = {"goalId": goal_id}
@@ -361,7 +365,7 @@ def test_a_name_is_looked_up_and_never_a_path(
     assert theirs.status_code in (403, 404)
 
 
-def test_files_that_cannot_be_read_are_told(routes_gateway: SmallGateway, tmp_path: Path) -> None:
+def test_unreadable_files_are_reported(routes_gateway: SmallGateway, tmp_path: Path) -> None:
     folder = tmp_path / "injectors" / "alpha" / "host"
     write_goals(folder, {**goal("waits"), "confidence": 7})
     viewer = routes_gateway.token("alpha", Role.VIEWER)
@@ -371,7 +375,7 @@ def test_files_that_cannot_be_read_are_told(routes_gateway: SmallGateway, tmp_pa
     assert routes_gateway.get(INJECTORS, viewer).status_code == 200
 
 
-def test_the_page_and_its_files_are_anybodys(routes_gateway: SmallGateway) -> None:
+def test_the_page_and_its_files_need_no_sign_in(routes_gateway: SmallGateway) -> None:
     for path, kind in (("/rl", "text/html"), ("/rl/rl.js", "text/javascript"), ("/rl/rl.css", "text/css")):
         reply = routes_gateway.client.get(path)
         assert reply.status_code == 200

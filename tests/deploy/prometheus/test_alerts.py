@@ -31,13 +31,13 @@ def promtool(*arguments: str | Path) -> None:
 
 @with_promtool
 @pytest.mark.parametrize("cases", sorted(RULES.parent.glob("*_test.yml")), ids=lambda path: path.stem)
-def test_each_rule_gives_what_its_cases_say(cases: Path) -> None:
+def test_each_rule_gives_the_expected_values(cases: Path) -> None:
     promtool("test", "rules", cases)
 
 
 @with_promtool
 @pytest.mark.parametrize("name", ["prometheus.yml", "local.yml"])
-def test_prometheus_takes_the_configuration(name: str) -> None:
+def test_prometheus_accepts_the_configuration(name: str) -> None:
     promtool("check", "config", RULES.with_name(name))
 
 

@@ -41,7 +41,7 @@ def scene(run: Training, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
         yield scene
 
 
-def test_a_learner_that_stands_still_raises_an_alert(scene: Scene, run: Training) -> None:
+def test_a_stalled_learner_raises_an_alert(scene: Scene, run: Training) -> None:
     scene.follows("PenstockNoProgress", stopped(run, "learner"))
 
 
@@ -65,9 +65,7 @@ def test_a_learner_without_experience_raises_an_alert(scene: Scene, run: Trainin
     scene.follows("PenstockLearnerStarving", stopped(run, "actor-0", "actor-1"))
 
 
-def test_an_actor_that_stands_still_in_the_middle_of_its_fragments_raises_an_alert(
-    scene: Scene, run: Training
-) -> None:
+def test_an_actor_stalled_within_a_fragment_raises_an_alert(scene: Scene, run: Training) -> None:
     scene.follows("PenstockStale", slowed(run, "actor-1", still_s=6.0, going_s=0.5))
 
 
@@ -132,7 +130,7 @@ def install(folder: Path, forgets: Path) -> Path:
     return folder
 
 
-def test_an_engine_that_draws_from_other_weights_than_it_names_raises_an_alert(
+def test_an_engine_that_samples_from_weights_other_than_named_raises_an_alert(
     tmp_path: Path, short_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forgets, socket = tmp_path / "forgets", short_folder / "text.sock"

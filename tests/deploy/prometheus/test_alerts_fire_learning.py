@@ -119,7 +119,7 @@ def test_a_fragment_left_out_of_an_update_raises_an_alert(tmp_path: Path) -> Non
         scene.clears("PenstockNotFinite")
 
 
-def test_an_actor_that_stands_still_now_and_then_raises_an_alert(scene: Scene, run: Training) -> None:
+def test_an_actor_that_stalls_now_and_then_raises_an_alert(scene: Scene, run: Training) -> None:
     scene.follows("PenstockStalenessOverBound", slowed(run, "actor-1", still_s=5.0, going_s=0.5))
 
 

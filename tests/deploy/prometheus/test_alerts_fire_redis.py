@@ -72,7 +72,7 @@ def client(run: Training) -> Iterator[Any]:
 
 
 @pytest.mark.promise("fragment-book-accounts-raises")
-def test_one_fragment_in_no_book_raises_an_alert(scene: Scene, client: Any) -> None:
+def test_a_fragment_in_no_account_raises_an_alert(scene: Scene, client: Any) -> None:
     scene.clears("PenstockLedgerUnbalanced")
     client.hincrby(keys.STATE, "acked", 1)
     try:
@@ -82,7 +82,7 @@ def test_one_fragment_in_no_book_raises_an_alert(scene: Scene, client: Any) -> N
     scene.clears("PenstockLedgerUnbalanced")
 
 
-def test_a_redis_that_others_fill_raises_an_alert(scene: Scene, client: Any) -> None:
+def test_a_redis_filled_by_other_users_raises_an_alert(scene: Scene, client: Any) -> None:
     scene.clears("PenstockRedisMemory")
     names = [f"foreign:{number}" for number in range(MEMORY // MIB)]
     for name in names:
@@ -113,7 +113,7 @@ def test_an_append_only_file_that_cannot_be_written_or_rewritten_raises_an_alert
     scene.clears("PenstockRedisPersistence")
 
 
-def test_a_redis_that_lost_its_last_seconds_while_no_learner_runs_raises_an_alert(
+def test_a_redis_that_lost_seconds_without_a_learner_raises_an_alert(
     scene: Scene, run: Training, tmp_path: Path
 ) -> None:
     scene.clears("PenstockLogClosed", "PenstockExperienceLost")

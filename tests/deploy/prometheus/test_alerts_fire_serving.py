@@ -26,7 +26,7 @@ from tests.support.run.serving_run import ServedRun
 pytestmark = [needs_prometheus, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
-def test_a_certificate_that_runs_out_raises_an_alert(tmp_path: Path, redis_url: str) -> None:
+def test_an_expiring_certificate_raises_an_alert(tmp_path: Path, redis_url: str) -> None:
     certificates(Order(folder=tmp_path / "tls", run="run-a", days=3))
     security = {"certificate": "broker.pem", "key": "broker.key", "authority": "authority.pem"}
     said = [f"--set=security.tls_{name}={tmp_path / 'tls' / file}" for name, file in security.items()]
@@ -81,7 +81,7 @@ def test_a_canary_that_is_worse_raises_an_alert(tmp_path: Path) -> None:
         scene.clears("PenstockCanaryWithdrawn")
 
 
-def test_answers_that_another_version_gives_raise_an_alert(tmp_path: Path) -> None:
+def test_answers_of_another_version_raise_an_alert(tmp_path: Path) -> None:
     run = ServedRun(tmp_path / "run")
     run.describe()
     broken = run.build(1)

@@ -31,7 +31,7 @@ def name_of(panel: Panel) -> str:
     return f"{panel.dashboard}-{panel.title}"
 
 
-def test_the_files_are_what_the_code_writes() -> None:
+def test_the_files_equal_what_the_code_writes() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "deploy.grafana", "--check"],
         cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
@@ -40,7 +40,7 @@ def test_the_files_are_what_the_code_writes() -> None:
 
 
 @pytest.mark.parametrize("panel", PANELS, ids=name_of)
-def test_a_panel_says_what_it_shows(panel: Panel) -> None:
+def test_a_panel_has_a_description(panel: Panel) -> None:
     assert panel.title
     assert len(panel.description) > 15
     assert panel.description.endswith(".")
@@ -54,7 +54,7 @@ def test_a_panel_says_what_it_shows(panel: Panel) -> None:
 
 
 @pytest.mark.parametrize("panel", PANELS, ids=name_of)
-def test_a_panel_asks_for_what_is_exported_or_recorded(panel: Panel) -> None:
+def test_a_panel_queries_only_exported_or_recorded_series(panel: Panel) -> None:
     recorded = re.findall(r"record: (\S+)", (ROOT / "deploy/prometheus/rules.yml").read_text())
     exported = re.findall(r"^# TYPE (\S+) ", metrics.exposition("every role").decode(), re.MULTILINE)
     for query in panel.queries:
@@ -66,7 +66,7 @@ def test_a_panel_asks_for_what_is_exported_or_recorded(panel: Panel) -> None:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_no_two_panels_lie_on_one_another(file: Path) -> None:
+def test_no_two_panels_overlap(file: Path) -> None:
     taken: set[tuple[int, int]] = set()
     for panel in queries.panels(file):
         place = panel.place
@@ -108,7 +108,7 @@ def test_every_unit_of_the_dashboards_can_be_written(unit: str) -> None:
     assert all(formatter(unit)(value) for value in (0.0, -1.5, 1e-9, 1e12))
 
 
-def test_a_legend_names_what_tells_curves_apart() -> None:
+def test_a_legend_names_what_distinguishes_curves() -> None:
     assert legend("{{role}} {{run}}", {"role": "actor", "run": "a"}) == "actor"
     assert legend("p99 {{run}}", {}) == "p99"
 

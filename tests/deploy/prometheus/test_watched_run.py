@@ -80,7 +80,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
 @pytest.mark.parametrize(
     ("panel", "query"), QUERIES, ids=lambda one: getattr(one, "title", None) or getattr(one, "legend", "")
 )
-def test_a_panel_shows_what_happened(watched: Watched, panel: Panel, query: Query) -> None:
+def test_a_panel_shows_the_values_of_the_run(watched: Watched, panel: Panel, query: Query) -> None:
     values, key = watched.values(query), (panel.dashboard, panel.title, query.legend)
     if key in NO_SERIES:
         assert values == [], f"{key} has values: take it off the list"
@@ -89,12 +89,12 @@ def test_a_panel_shows_what_happened(watched: Watched, panel: Panel, query: Quer
     assert any(values) or key in NOTHING_WRONG, f"{query.asked(window=WINDOW)} is always 0"
 
 
-def test_the_lists_of_what_is_quiet_name_panels_that_are_there() -> None:
+def test_the_lists_of_quiet_panels_name_existing_panels() -> None:
     assert nowhere(NOTHING_WRONG.keys() | NO_SERIES.keys()) == set()
 
 
 @pytest.mark.parametrize(("alert", "expression"), ALERTS, ids=[name for name, _ in ALERTS])
-def test_an_alert_asks_for_series_that_are_there(watched: Watched, alert: str, expression: str) -> None:
+def test_an_alert_queries_existing_series(watched: Watched, alert: str, expression: str) -> None:
     watched.prometheus.query(expression.lstrip("|"))
     selectors = re.findall(r"penstock[_:]\w+(?:\{[^}]*\})?", expression)
     assert selectors
@@ -117,7 +117,7 @@ def test_prometheus_reaches_every_process(watched: Watched) -> None:
     assert run.startswith("cartpole-v1-")
 
 
-def test_the_pictures_show_what_grafana_shows(watched: Watched) -> None:
+def test_the_pictures_match_grafana(watched: Watched) -> None:
     view = View(prometheus=watched.prometheus, began_s=watched.began_s, ended_s=time.time(), scrape_s=STEP_S)
     file = next(file for file in queries.files() if file.stem == "serving")
     figure = draw(file, view)

@@ -53,7 +53,7 @@ def disk(
 
 @mounts
 @pytest.mark.parametrize(("words", "named"), WRITING.values(), ids=WRITING.keys())
-def test_a_disk_that_takes_nothing_is_told_with_the_word_that_named_it(
+def test_a_full_disk_is_reported_with_the_option_that_named_it(
     words: tuple[str, ...], named: str, disk: tuple[str, Path]
 ) -> None:
     told, folder = disk
@@ -204,7 +204,7 @@ def test_a_service_refuses_bad_input_and_changes_nothing(
     assert content(here) == before
 
 
-def test_a_working_folder_that_was_deleted_is_told(tmp_path: Path) -> None:
+def test_a_working_folder_that_was_deleted_is_reported(tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     words = ("sh", "-c", 'rmdir "$PWD" && exec "$@"', "sh", *penstock("doctor"))
     done = subprocess.run(
@@ -214,7 +214,7 @@ def test_a_working_folder_that_was_deleted_is_told(tmp_path: Path) -> None:
     assert done.stderr == "the working folder was deleted; change to one that is there\n"
 
 
-def test_a_machine_without_room_for_sockets_is_told_what_to_do(tmp_path: Path) -> None:
+def test_doctor_reports_a_machine_without_room_for_sockets(tmp_path: Path) -> None:
     environment = {**os.environ, "TMPDIR": str(tmp_path / "absent"), "PATH": ""}
     done = command("doctor", env=environment, timeout=ENDS_S)
     assert done.returncode in {0, 1}
@@ -271,7 +271,7 @@ COMMANDS: Final = {
 @mounts
 @pytest.mark.promise("run-read-listed-played")
 @pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS.keys())
-def test_commands_that_read_work_on_a_run_that_is_only_read(
+def test_reading_commands_work_on_a_read_only_run(
     words: tuple[str, ...], mounted: Path, tmp_path: Path
 ) -> None:
     before = written(SOLVED_RUN)
@@ -287,7 +287,7 @@ def test_commands_that_read_work_on_a_run_that_is_only_read(
     "words",
     [("plot", "RUN"), ("train", "--resume", "RUN"), ("policy", "promote", "RUN", "22", "--reason", "x")],
 )
-def test_what_would_write_there_says_so(words: tuple[str, ...], mounted: Path) -> None:
+def test_a_command_that_would_write_there_says_so(words: tuple[str, ...], mounted: Path) -> None:
     mount_read_only(SOLVED_RUN, mounted)
     given = [str(mounted) if word == "RUN" else word for word in words]
     done = command(*given)
@@ -298,7 +298,7 @@ def test_what_would_write_there_says_so(words: tuple[str, ...], mounted: Path) -
 
 
 @mounts
-def test_the_page_shows_it(mounted: Path) -> None:
+def test_the_page_shows_a_read_only_run(mounted: Path) -> None:
     mount_read_only(SOLVED_RUN, mounted)
     (run,) = Catalogue(mounted).runs()
     assert run.facts().state in ("solved", "ended")
@@ -307,7 +307,7 @@ def test_the_page_shows_it(mounted: Path) -> None:
 
 @mounts
 @pytest.mark.promise("run-read-listed-played")
-def test_a_server_answers_from_it(mounted: Path, tmp_path: Path) -> None:
+def test_a_server_answers_from_a_read_only_run(mounted: Path, tmp_path: Path) -> None:
     run = begun(tmp_path / "run")
     before = written(run.folder)
     mount_read_only(run.folder, mounted)
@@ -324,7 +324,7 @@ def test_a_server_answers_from_it(mounted: Path, tmp_path: Path) -> None:
     assert written(run.folder) == before
 
 
-def test_an_empty_file_is_not_made_a_registry(tmp_path: Path) -> None:
+def test_an_empty_file_is_not_turned_into_a_registry(tmp_path: Path) -> None:
     file = tmp_path / "empty.sqlite"
     file.touch()
     done = CliRunner().invoke(app, ("policy", "list", f"sqlite:///{file}"))
@@ -334,7 +334,7 @@ def test_an_empty_file_is_not_made_a_registry(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_reading_a_registry_that_is_open_elsewhere_sees_what_was_committed(tmp_path: Path) -> None:
+def test_reading_a_registry_open_in_another_process_sees_its_commits(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'registry.sqlite'}"
     with Registry.open(url, migrate=True) as writer, Registry.read(url) as reader:
         written = writer.traffic("default")

@@ -82,7 +82,7 @@ def _given_back(pid: int, before: int) -> None:
 
 
 @pytest.mark.parametrize("greeted", [False, True], ids=["silent", "greeted"])
-def test_five_hundred_idle_connections_take_nothing_from_others(stage: Stage, greeted: bool) -> None:
+def test_five_hundred_idle_connections_do_not_slow_others(stage: Stage, greeted: bool) -> None:
     pid = stage.broker.process.pid
     before = open_files(pid)
     host, _, port = stage.address.rpartition(":")
@@ -98,7 +98,7 @@ def test_five_hundred_idle_connections_take_nothing_from_others(stage: Stage, gr
     _given_back(pid, before)
 
 
-def test_replies_that_are_not_read_are_bounded(stage: Stage) -> None:
+def test_unread_replies_are_limited(stage: Stage) -> None:
     pid = stage.broker.process.pid
     before = open_files(pid)
     with unharmed(stage), memory_within(pid, 1024 * MIB):
@@ -118,7 +118,7 @@ def test_replies_that_are_not_read_are_bounded(stage: Stage) -> None:
         _given_back(pid, before)
 
 
-def test_a_caller_that_reads_nothing_is_refused_more(stage: Stage) -> None:
+def test_calls_of_a_caller_that_reads_nothing_are_refused(stage: Stage) -> None:
     with unharmed(stage), Connection(stage.address, window=0) as slow:
         for _ in range(STREAMS):
             slow.call(GET_WEIGHTS, _chunk())
@@ -129,7 +129,7 @@ def test_a_caller_that_reads_nothing_is_refused_more(stage: Stage) -> None:
             seen += data
 
 
-def test_messages_that_are_half_sent_hold_up_no_other_call(stage: Stage) -> None:
+def test_half_sent_messages_delay_no_other_call(stage: Stage) -> None:
     pid = stage.broker.process.pid
     before = open_files(pid)
     with unharmed(stage), nothing_stored(stage), memory_within(pid, 128 * MIB), ExitStack() as stack:
@@ -186,7 +186,7 @@ FLOODS: Final[dict[str, Callable[[Connection], None]]] = {
 
 
 @pytest.mark.parametrize("name", FLOODS)
-def test_a_flood_of_frames_hurts_only_who_sends_it(stage: Stage, name: str) -> None:
+def test_a_flood_of_frames_hurts_only_its_sender(stage: Stage, name: str) -> None:
     pid = stage.broker.process.pid
     before = open_files(pid)
     with unharmed(stage), nothing_stored(stage), memory_within(pid, 64 * MIB):
@@ -200,7 +200,7 @@ def test_a_flood_of_frames_hurts_only_who_sends_it(stage: Stage, name: str) -> N
     _given_back(pid, before)
 
 
-def test_a_health_watcher_that_reads_nothing_does_not_hold_up_the_drain(short_folder: Path) -> None:
+def test_a_health_watcher_that_does_not_read_does_not_delay_draining(short_folder: Path) -> None:
     with staged(short_folder) as stage, Connection(stage.address, window=0) as slow:
         slow.call("/grpc.health.v1.Health/Watch", b"")
         slow.read_until(HEADERS)
@@ -214,7 +214,7 @@ BOMBS: Final = {"gzip": grpc.Compression.Gzip, "deflate": grpc.Compression.Defla
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_bomb_is_refused_before_it_is_unfolded(stage: Stage, name: str) -> None:
+def test_a_compression_bomb_is_refused_before_it_is_decompressed(stage: Stage, name: str) -> None:
     pid = stage.broker.process.pid
     with (
         unharmed(stage),
@@ -352,7 +352,7 @@ def _floods(session: int) -> dict[str, tuple[str, bytes]]:
     [(10_000, 40), pytest.param(100_000, 1_000, marks=pytest.mark.slow)],
     ids=["fast", "big"],
 )
-def test_one_actor_at_a_hundred_times_the_rate_does_not_stop_the_others(
+def test_an_actor_at_a_hundred_times_the_rate_does_not_stop_others(
     paced: Stage, name: str, calls: int, each: int
 ) -> None:
     stage = paced
@@ -395,7 +395,7 @@ def test_held_calls_of_one_peer_do_not_stop_the_others(paced: Stage) -> None:
 
 
 @pytest.mark.parametrize("names", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_a_flood_of_names_does_not_stop_who_works(short_folder: Path, names: int) -> None:
+def test_a_flood_of_names_does_not_stop_working_actors(short_folder: Path, names: int) -> None:
     with (
         staged(short_folder) as stage,
         session_of(stage, "honest") as honest,

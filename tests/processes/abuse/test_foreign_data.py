@@ -60,7 +60,7 @@ def write_log(folder: Path, *commands: tuple[str, ...]) -> None:
 
 @pytest.mark.promise("redis-started-somebody-else")
 @pytest.mark.parametrize("words", (REACHING | STEERING).values(), ids=(REACHING | STEERING).keys())
-def test_an_audit_carries_out_nothing_of_a_foreign_log(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_an_audit_runs_no_code_of_a_foreign_log(words: tuple[str, ...], tmp_path: Path) -> None:
     run = shutil.copytree(SOLVED_RUN, tmp_path / "run")
     write_log(run / "redis", ("SELECT", "0"), words)
     done = command("audit", str(run))
@@ -70,9 +70,7 @@ def test_an_audit_carries_out_nothing_of_a_foreign_log(words: tuple[str, ...], t
 
 @pytest.mark.promise("redis-started-somebody-else")
 @pytest.mark.parametrize("words", REACHING.values(), ids=REACHING.keys())
-def test_a_resumed_run_carries_out_nothing_of_a_foreign_log(
-    words: tuple[str, ...], short_folder: Path
-) -> None:
+def test_a_resumed_run_runs_no_code_of_a_foreign_log(words: tuple[str, ...], short_folder: Path) -> None:
     write_log(short_folder / "redis", ("SELECT", "0"), words)
     done = command("redis", "--socket", str(short_folder / "s"), "--dir", str(short_folder / "redis"))
     assert done.returncode == 1, done.stderr
@@ -192,7 +190,7 @@ def test_a_pickle_in_the_place_of_a_payload_is_refused_and_not_stored(
             assert refusal_of(actor.send(each)).reason is Reason.INVALID
 
 
-def test_a_pickle_of_the_right_size_is_numbers(stage: Stage, canary: Path) -> None:
+def test_a_pickle_of_the_right_size_is_read_as_numbers(stage: Stage, canary: Path) -> None:
     payload = _protocol_0(canary).ljust(OBSERVATION_BYTES, b"\0")
     assert len(payload) == OBSERVATION_BYTES
     with session_of(stage, "evil") as actor:

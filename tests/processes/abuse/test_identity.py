@@ -52,7 +52,7 @@ NOTHING_NEW: Final[dict[str, Any]] = {
 STATUS: Final = "/penstock.v1.ControlService/Status"
 
 
-def test_every_rpc_stands_in_the_table() -> None:
+def test_every_rpc_is_in_the_table() -> None:
     described = {
         f"/{service.full_name}/{method.name}"
         for file in (experience_pb2, weights_pb2, control_pb2)
@@ -101,7 +101,7 @@ def matrix(secure: Secure, callers: dict[str, Credentials], rest: dict[str, Stat
     return wrong
 
 
-def test_with_certificates_every_role_is_served_what_is_its_own(certified: Secure) -> None:
+def test_with_certificates_every_role_gets_its_own_calls(certified: Secure) -> None:
     before = certified.keys()
     outsiders = {
         "": StatusCode.UNAVAILABLE,
@@ -119,7 +119,7 @@ def test_with_certificates_every_role_is_served_what_is_its_own(certified: Secur
     assert matrix(certified, served, {}) == []
 
 
-def test_with_tokens_every_role_is_served_what_is_its_own(tokened: Secure) -> None:
+def test_with_tokens_every_role_gets_its_own_calls(tokened: Secure) -> None:
     before = tokened.keys()
     callers = {name: tokened.credentials(name, token=True) for name in ("other-run", "stranger", "client")}
     assert matrix(tokened, {"": tokened.credentials(""), **callers}, {}) == []
@@ -159,7 +159,7 @@ def test_a_malformed_token_is_no_token(tokened: Secure) -> None:
         assert outcome(channel, STATUS, metadata=[("authorization", f"Bearer {token}")])[0] is StatusCode.OK
 
 
-def test_a_token_that_is_taken_back_or_new_counts_at_once(tokened: Secure) -> None:
+def test_a_revoked_or_new_token_takes_effect_at_once(tokened: Secure) -> None:
     tokens = tokened.folder / "tokens"
     own = tokened.credentials("operator", token=True)
     with open_channel(tokened.broker.address, own) as channel:
@@ -173,7 +173,7 @@ def test_a_token_that_is_taken_back_or_new_counts_at_once(tokened: Secure) -> No
         assert outcome(channel, STATUS)[0] is StatusCode.OK, "a broken file changes nothing"
 
 
-def test_new_tokens_leave_those_before_known_until_the_next_ones(tmp_path: Path) -> None:
+def test_only_the_two_newest_sets_of_tokens_are_accepted(tmp_path: Path) -> None:
     order = Order(folder=tmp_path, run=RUN)
     shown = []
     for _ in range(3):
@@ -185,7 +185,7 @@ def test_new_tokens_leave_those_before_known_until_the_next_ones(tmp_path: Path)
         known.identify(shown[0])
 
 
-def test_a_line_of_the_tokens_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+def test_an_unusable_line_of_the_token_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text(f"# ours\n{'0' * 64} penstock://{RUN}/unknown\n")
     with pytest.raises(ValueError, match=r"tokens:2: "):
         AcceptedTokens(tmp_path / "tokens")
@@ -246,7 +246,7 @@ def theft(thief: SimulatedActor, session: int) -> dict[str, Callable[[], Any]]:
     }
 
 
-def test_a_session_belongs_to_who_opened_it(certified: Secure) -> None:
+def test_a_session_belongs_to_the_identity_that_opened_it(certified: Secure) -> None:
     first, second = NAMES
     with (
         TlsActor(certified, f"actor-{first}", first) as owner,
@@ -265,7 +265,7 @@ def test_a_session_belongs_to_who_opened_it(certified: Secure) -> None:
         assert owner.send(fragment(owner.session, 2)).acked_through == 2
 
 
-def test_while_redis_is_away_who_opened_a_session_at_another_broker_is_told_to_wait(
+def test_while_redis_is_away_the_owner_of_another_brokers_session_is_told_to_wait(
     certified: Secure, tmp_path: Path
 ) -> None:
     name = NAMES[0]
@@ -317,7 +317,7 @@ def test_the_log_says_who_did_what(certified: Secure) -> None:
     assert pause in told
 
 
-def test_a_certificate_with_a_name_acts_under_no_other(certified: Secure) -> None:
+def test_a_certificate_with_a_name_acts_only_under_it(certified: Secure) -> None:
     first, second = NAMES
     with (
         TlsActor(certified, f"actor-{first}", f"{first}-0") as owner,
@@ -375,7 +375,7 @@ def served_certificate(address: str) -> str:
     return ssl.get_server_certificate((host, int(port)), timeout=PATIENCE_S)
 
 
-def test_a_certificate_without_its_key_is_not_taken_up(certified: Secure) -> None:
+def test_a_new_certificate_without_its_key_is_not_used(certified: Secure) -> None:
     key = certified.folder / "broker.key"
     good = key.read_text()
     replace(key, (certified.folder / "actor.key").read_text())
@@ -407,7 +407,7 @@ REFUSED: Final = {
 
 
 @pytest.mark.parametrize(("files", "run", "listen", "message"), REFUSED.values(), ids=REFUSED.keys())
-def test_a_broker_that_could_not_tell_its_callers_does_not_start(
+def test_a_broker_that_could_not_identify_its_callers_does_not_start(
     tmp_path: Path, files: dict[str, str | None], run: str, listen: str, message: str
 ) -> None:
     main(Order(folder=tmp_path, run=RUN))
@@ -421,7 +421,7 @@ def test_a_broker_that_could_not_tell_its_callers_does_not_start(
     assert message in broker.log.read_text(), last
 
 
-def test_a_broker_serves_no_run_but_its_callers_own(certified: Secure, tmp_path: Path) -> None:
+def test_a_broker_with_a_certificate_of_another_run_does_not_start(certified: Secure, tmp_path: Path) -> None:
     broker = launch(certified.server.url, tmp_path, settings={"run": OTHER_RUN})
     code, last = broker.wait()
     assert code == 1
@@ -495,7 +495,7 @@ def test_calls_and_connections_are_bounded(short_folder: Path) -> None:
             actor.channel.close()
 
 
-def test_an_old_connection_comes_again_and_the_actor_goes_on(short_folder: Path) -> None:
+def test_an_old_connection_is_renewed_and_the_actor_continues(short_folder: Path) -> None:
     ports: set[str] = set()
     with secured(short_folder, max_connection_age_s=0.5) as secure:
         broker_client = BrokerClient(secure.broker.address, secure.credentials("actor"))

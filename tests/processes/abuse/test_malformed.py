@@ -102,7 +102,7 @@ def test_the_good_fragments_before_a_bad_one_are_taken(stage: Stage, actor: Simu
     assert stage.learner.acked() == before + 1
 
 
-def test_all_of_them_leave_an_honest_actor_unharmed(stage: Stage) -> None:
+def test_malformed_fragments_do_not_harm_an_honest_actor(stage: Stage) -> None:
     with unharmed(stage), RawChannel(stage.address) as channel, session_of(stage, "malformed") as actor:
         session = actor.session
         for make, _ in FRAGMENTS.values():
@@ -112,7 +112,7 @@ def test_all_of_them_leave_an_honest_actor_unharmed(stage: Stage) -> None:
             channel.send(path, make_call(session))
 
 
-def test_one_session_cannot_break_status_for_everybody(stage: Stage, actor: SimulatedActor) -> None:
+def test_one_session_cannot_break_the_status(stage: Stage, actor: SimulatedActor) -> None:
     with RawChannel(stage.address) as channel:
         for name in ("watch that applied version 2^64 - 1", "watch that began sequence 2^64 - 1"):
             path, make, _ = CALLS[name]
@@ -216,7 +216,7 @@ def _open_far_ahead(actor: SimulatedActor) -> int:
 @pytest.mark.parametrize(
     "cases", [5_000, pytest.param(100_000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
 )
-def test_no_bytes_at_all_break_a_broker_or_are_stored(own_stage: Stage, cases: int) -> None:
+def test_random_bytes_neither_break_a_broker_nor_are_stored(own_stage: Stage, cases: int) -> None:
     stage = own_stage
     memory = Memory(stage.broker.process.pid)
     with (

@@ -74,12 +74,12 @@ def test_print_config_shows_stars(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("secret-given-documented-road")
-def test_a_whole_run_leaves_no_secret_behind(locked: RedisServer, tmp_path: Path) -> None:
+def test_a_whole_run_leaves_no_secret(locked: RedisServer, tmp_path: Path) -> None:
     settings = ("learner.total_steps=1024", "evaluation.episodes=2", "serving.listen=127.0.0.1:0")
     leaves_no_secret(locked, tmp_path, "CartPole-v1", settings)
 
 
-def test_the_log_of_an_embedded_redis_is_of_its_user_alone(tmp_path: Path) -> None:
+def test_only_its_user_reads_the_log_of_an_embedded_redis(tmp_path: Path) -> None:
     run = tmp_path / "run"
     words = ("train", "CartPole-v1", "--run-dir", str(run), "--total-steps", "512", "--set", "actor.count=1")
     done = harness.command(*words, umask=0)
@@ -90,7 +90,7 @@ def test_the_log_of_an_embedded_redis_is_of_its_user_alone(tmp_path: Path) -> No
     assert run.stat().st_mode & 0o777 == 0o700
 
 
-def test_keys_tokens_and_passwords_are_readable_by_their_owner_alone(short_folder: Path) -> None:
+def test_only_their_owner_reads_keys_tokens_and_passwords(short_folder: Path) -> None:
     server = GuardedRedis(find_binaries()[0], short_folder, run=RUN)
     folder = server.certificates
     open_files = {path.name for path in folder.iterdir() if path.stat().st_mode & 0o077}

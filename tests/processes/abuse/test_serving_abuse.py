@@ -125,7 +125,7 @@ WRONG: Final[dict[str, tuple[dict[str, Any], Reason, str]]] = {
 }  # fmt: skip
 
 
-def test_wrong_requests_are_refused_by_name(server: BrokerProcess) -> None:
+def test_wrong_requests_are_refused_with_the_field(server: BrokerProcess) -> None:
     with unharmed(server), stub_of(server) as stub:
         requests = {name: asking(**({"request_id": name} | fields)) for name, (fields, _, _) in WRONG.items()}
         streamed = list(stub.ActStream(iter(requests.values()), timeout=PATIENCE_S))
@@ -161,7 +161,7 @@ def test_calls_that_grpc_itself_refuses_write_no_lines(server: BrokerProcess) ->
 
 
 @pytest.mark.promise("repeated-call-gets-reply")
-def test_a_call_that_is_replayed_a_thousand_times_counts_once(server: BrokerProcess) -> None:
+def test_a_call_replayed_a_thousand_times_counts_once(server: BrokerProcess) -> None:
     with unharmed(server), stub_of(server) as stub:
         start = pb.StartEpisodeRequest(request_id="replayed", client_key="replay")
         (episode,) = {stub.StartEpisode(start).episode_id for _ in range(100)}
@@ -214,7 +214,7 @@ def registry_bytes(server: BrokerProcess) -> int:
     return sum(path.stat().st_size for path in server.log.parent.glob("run/registry.sqlite*"))
 
 
-def test_a_connection_that_asks_too_often_is_refused_alone(tmp_path: Path) -> None:
+def test_only_the_connection_that_calls_too_often_is_refused(tmp_path: Path) -> None:
     run = ServedRun(tmp_path / "run")
     run.describe()
     run.promote(run.next_version())
@@ -263,7 +263,7 @@ def plan(cases: int, seed: int) -> Iterator[tuple[str, bytes]]:
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("cases", [600, pytest.param(20_000, marks=[pytest.mark.slow])])
-def test_no_bytes_at_all_break_a_policy_server(server: BrokerProcess, cases: int) -> None:
+def test_random_bytes_do_not_break_a_policy_server(server: BrokerProcess, cases: int) -> None:
     with RawChannel(server.address) as channel:
         send_all(channel, plan(200, SEED + 1))
         with unharmed(server):
@@ -275,7 +275,7 @@ def test_no_bytes_at_all_break_a_policy_server(server: BrokerProcess, cases: int
     assert seen["OK"] > cases
 
 
-def test_no_bytes_at_all_break_a_stream(server: BrokerProcess) -> None:
+def test_random_bytes_do_not_break_a_stream(server: BrokerProcess) -> None:
     ends: Counter[str] = Counter()
     with unharmed(server), RawChannel(server.address) as channel:
         for number in range(200):
@@ -293,7 +293,7 @@ def test_no_bytes_at_all_break_a_stream(server: BrokerProcess) -> None:
 
 
 @pytest.mark.promise("clients-cannot-exhaust-server")
-def test_ten_thousand_abandoned_episodes_are_bounded(server: BrokerProcess) -> None:
+def test_ten_thousand_abandoned_episodes_take_limited_memory(server: BrokerProcess) -> None:
     with unharmed(server, 64 * MIB), RawChannel(server.address) as channel:
         path = STREAM.replace("ActStream", "StartEpisode")
         flying: list[Any] = []
@@ -334,7 +334,7 @@ def open_episodes(server: BrokerProcess) -> int:
 
 
 @pytest.mark.promise("clients-cannot-exhaust-server")
-def test_a_stream_whose_client_does_not_read_is_not_read_either(server: BrokerProcess) -> None:
+def test_a_stream_is_not_read_while_its_client_does_not_read(server: BrokerProcess) -> None:
     sent = itertools.count()
     taken = 0
 
@@ -365,7 +365,7 @@ def test_a_stream_whose_client_does_not_read_is_not_read_either(server: BrokerPr
 
 
 @pytest.mark.parametrize("streams", [100, pytest.param(5000, marks=pytest.mark.slow)])
-def test_streams_that_are_given_up_leave_nothing(server: BrokerProcess, streams: int) -> None:
+def test_cancelled_streams_leave_nothing(server: BrokerProcess, streams: int) -> None:
     files = open_files(server.process.pid)
     request = asking("given up", observation=observing(np.zeros((128, 4))), batch=128)
     with unharmed(server), stub_of(server) as stub:

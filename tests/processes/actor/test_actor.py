@@ -74,7 +74,7 @@ def assert_dense(learner: ScriptedLearner) -> None:
     [({"hidden_sizes": [8]}, 30), ({"network": f"{OWN}:Good"}, 8), ({"hidden_sizes": [500, 500]}, 10)],
     ids=["small", "the user's own", "above one message"],
 )
-def test_fragments_are_what_the_published_weights_did(
+def test_fragments_agree_with_the_published_weights(
     broker: BrokerProcess, begin: Begin, policy: dict[str, Any], count: int
 ) -> None:
     learner = begin(policy=policy)
@@ -92,7 +92,7 @@ def test_fragments_are_what_the_published_weights_did(
         np.testing.assert_allclose(arrays["log_prob"].reshape(steps), expected, atol=2e-5)
 
 
-def test_every_episode_that_ended_is_reported_once(broker: BrokerProcess, begin: Begin) -> None:
+def test_every_finished_episode_is_reported_once(broker: BrokerProcess, begin: Begin) -> None:
     learner = begin()
     actor = ActorThread(broker.address, "actor-0")
     eventually(lambda: learner.learn() >= 40, "forty fragments")
@@ -106,7 +106,7 @@ def test_every_episode_that_ended_is_reported_once(broker: BrokerProcess, begin:
     assert all(episode.episode_return == episode.length for episode in episodes)
 
 
-def test_an_actor_stands_still_without_credit(broker: BrokerProcess, begin: Begin) -> None:
+def test_an_actor_waits_without_credit(broker: BrokerProcess, begin: Begin) -> None:
     learner = begin(budget_fragments=3)
     with ActorThread(broker.address, "actor-0"):
         eventually(lambda: learner.read() == 3, "the budget")
@@ -116,7 +116,7 @@ def test_an_actor_stands_still_without_credit(broker: BrokerProcess, begin: Begi
     assert {f.header.oldest_version for f in learner.fragments[3:]} == {2}
 
 
-def test_credit_without_new_weights_is_followed_by_the_next_watch_at_once(
+def test_after_credit_without_new_weights_the_next_watch_starts_at_once(
     broker: BrokerProcess, begin: Begin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.actor.link.session._IDLE_S", 600.0)
@@ -134,7 +134,7 @@ def test_credit_without_new_weights_is_followed_by_the_next_watch_at_once(
 
 
 @pytest.mark.promise("actor-continues-without-help")
-def test_an_actor_goes_on_when_the_broker_is_killed(
+def test_an_actor_continues_when_the_broker_is_killed(
     broker: BrokerProcess, begin: Begin, redis_url: str, tmp_path: Path
 ) -> None:
     learner = begin()
@@ -152,7 +152,7 @@ def test_an_actor_goes_on_when_the_broker_is_killed(
 
 
 @pytest.mark.promise("actor-continues-without-help")
-def test_an_actor_goes_on_when_redis_is_killed(
+def test_an_actor_continues_when_redis_is_killed(
     redis_server: RedisServer, broker: BrokerProcess, begin: Begin
 ) -> None:
     learner = begin()
@@ -183,9 +183,7 @@ def test_a_lost_session_is_followed_by_another_with_new_seeds(broker: BrokerProc
 
 
 @pytest.mark.parametrize("role", [Role.ROLLOUT, Role.EVALUATION])
-def test_an_actor_keeps_nothing_of_the_sessions_that_it_lost(
-    broker: BrokerProcess, begin: Begin, role: Role
-) -> None:
+def test_an_actor_keeps_nothing_of_lost_sessions(broker: BrokerProcess, begin: Begin, role: Role) -> None:
     learner = begin(session_timeout_ms=3_000)
     stub = experience_pb2_grpc.ExperienceServiceStub(channel := open_channel(broker.address, Credentials()))
 
@@ -222,9 +220,7 @@ def session_numbers() -> list[int]:
     return [found.number for found in gc.get_objects() if type(found) is Session]
 
 
-def test_an_actor_that_was_frozen_or_killed_comes_back_in_a_new_session(
-    broker: BrokerProcess, begin: Begin
-) -> None:
+def test_a_frozen_or_killed_actor_returns_in_a_new_session(broker: BrokerProcess, begin: Begin) -> None:
     learner = begin(session_timeout_ms=1_000)
     actor = launch_actor(broker.address, "actor-0")
     try:
@@ -281,7 +277,7 @@ def test_an_episode_that_ends_with_a_reward_that_is_no_number_costs_its_session_
 
 
 @pytest.mark.promise("actor-makes-environments-session")
-def test_what_was_collected_before_an_environment_stands_still_is_delivered(
+def test_steps_collected_before_an_environment_hangs_are_delivered(
     broker: BrokerProcess, begin: Begin
 ) -> None:
     faulty_environments.GOES_ON.clear()
@@ -340,7 +336,7 @@ def test_a_full_log_makes_the_actor_wait_and_drops_nothing(broker: BrokerProcess
     assert_dense(learner)
 
 
-def test_what_a_lost_session_had_not_sent_is_not_sent_by_the_next(
+def test_unsent_fragments_of_a_lost_session_are_not_sent_by_the_next(
     broker: BrokerProcess, begin: Begin
 ) -> None:
     learner = begin(budget_fragments=64, max_log_bytes=6_000)
@@ -402,7 +398,7 @@ def test_an_actor_waits_for_the_run(broker: BrokerProcess, begin: Begin) -> None
 
 
 @pytest.mark.promise("actor-reports-version-acts")
-def test_an_actor_says_what_it_really_acts_with(broker: BrokerProcess, begin: Begin) -> None:
+def test_an_actor_reports_the_weights_it_really_acts_with(broker: BrokerProcess, begin: Begin) -> None:
     learner = begin()
     answers: list[ProbeAnswer] = []
     with ActorThread(broker.address, "actor-0"):
@@ -418,7 +414,7 @@ def test_an_actor_says_what_it_really_acts_with(broker: BrokerProcess, begin: Be
         np.testing.assert_allclose(answer.log_prob, expected, atol=1e-5)
 
 
-def test_an_evaluation_actor_measures_the_version_asked_for(broker: BrokerProcess, begin: Begin) -> None:
+def test_an_evaluation_actor_measures_the_requested_version(broker: BrokerProcess, begin: Begin) -> None:
     learner = begin()
     old = learner.publish(pin=True)
     for _ in range(5):
@@ -434,7 +430,7 @@ def test_an_evaluation_actor_measures_the_version_asked_for(broker: BrokerProces
     assert [episode.version for episode in played] == [old.version] * 5 + [newest.version] * 5
 
 
-def test_an_evaluation_actor_plays_both_ways_where_the_run_says_so(
+def test_an_evaluation_actor_plays_both_ways_where_the_run_is_set_to(
     broker: BrokerProcess, begin: Begin
 ) -> None:
     learner = begin(evaluation={"episodes": 4, "both": True})
@@ -454,9 +450,7 @@ def test_an_evaluation_actor_plays_both_ways_where_the_run_says_so(
     assert returns[0] != returns[1]
 
 
-def test_a_version_that_is_gone_is_not_evaluated_and_the_next_one_is(
-    broker: BrokerProcess, begin: Begin
-) -> None:
+def test_an_evicted_version_is_skipped_and_the_next_is_evaluated(broker: BrokerProcess, begin: Begin) -> None:
     learner = begin(evaluation={"episodes": 3, "deterministic": False})
     for _ in range(5):
         newest = learner.publish()
@@ -541,7 +535,7 @@ def hasty_threads() -> Iterator[None]:
 
 
 @pytest.mark.promise("actor-makes-environments-session")
-def test_each_step_is_in_one_fragment_while_another_thread_cuts(
+def test_with_cuts_by_another_thread_each_step_is_in_one_fragment(
     generator: EnvironmentGenerator, hasty_threads: None
 ) -> None:
     fragments: list[Fragment] = []

@@ -21,7 +21,7 @@ from tests.support.storage.redis_server import Binary, RedisServer
 from tests.support.storage.small_disk import KINDS, SmallDisk, small_disk
 
 
-def test_a_redis_that_comes_up_late_is_served(tmp_path: Path, redis_server: RedisServer) -> None:
+def test_a_redis_that_starts_late_is_used(tmp_path: Path, redis_server: RedisServer) -> None:
     redis_server.kill()
     broker = launch(redis_server.url, tmp_path)
     eventually(lambda: "waiting for redis" in broker.log.read_text(), "the message")
@@ -111,9 +111,7 @@ def test_a_redis_that_returns_unsuitable_ends_the_broker(tmp_path: Path, redis_s
 
 
 @pytest.mark.promise("broker-remembers-run-ends")
-def test_a_broker_serves_the_run_that_was_begun_anew_in_its_redis(
-    redis_server: RedisServer, tmp_path: Path
-) -> None:
+def test_a_broker_serves_a_run_started_anew_in_its_redis(redis_server: RedisServer, tmp_path: Path) -> None:
     first = open_run(redis_server.url, unroll_length=1)
     with (
         harness.broker(redis_server.url, tmp_path) as broker,
@@ -216,7 +214,7 @@ def sequences(log: LearnerLog) -> list[int]:
     return [entry.header.sequence for entry in log.read(0, 2 * MOST_APPENDS, 0) if entry.header is not None]
 
 
-def test_a_full_disk_under_the_log_refuses_and_goes_on_with_room(
+def test_a_full_disk_refuses_appends_until_it_has_room(
     server: RedisServer, disk: SmallDisk, log: LearnerLog, broker: BrokerProcess, actor: SimulatedActor
 ) -> None:
     assert append(actor) is None
@@ -240,7 +238,7 @@ def test_a_full_disk_under_the_log_refuses_and_goes_on_with_room(
     assert (log.acked(), log.log_lost()) == (actor.acked_through, 0)
 
 
-def test_what_a_redis_killed_on_a_full_disk_had_not_written_is_booked(
+def test_unwritten_fragments_of_a_redis_killed_on_a_full_disk_are_booked(
     server: RedisServer, disk: SmallDisk, log: LearnerLog, actor: SimulatedActor
 ) -> None:
     disk.fill(LEFT_BYTES)

@@ -66,7 +66,7 @@ def open_met_run(broker: BrokerProcess, redis_url: str, weights: bytes = b"weigh
     return log
 
 
-def test_fragments_come_out_of_the_log_as_they_went_in(broker: BrokerProcess, learner: LearnerLog) -> None:
+def test_fragments_are_read_from_the_log_unchanged(broker: BrokerProcess, learner: LearnerLog) -> None:
     with SimulatedActor(broker.address, "a-1") as actor:
         opened = actor.open()
         assert opened.specification.run == RUN
@@ -195,7 +195,7 @@ def test_a_drain_answers_the_held_calls_and_exits_cleanly(
         assert own_broker.wait()[0] == 0
 
 
-def test_credit_that_an_append_has_told_wakes_no_held_watch(
+def test_credit_in_the_reply_to_an_append_wakes_no_held_watch(
     broker: BrokerProcess, learner: LearnerLog
 ) -> None:
     with SimulatedActor(broker.address, "actor-0") as actor, ThreadPoolExecutor(1) as threads:

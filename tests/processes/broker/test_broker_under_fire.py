@@ -216,7 +216,7 @@ class Brokers:
 
 
 @pytest.mark.parametrize("rounds", [1, pytest.param(10, marks=pytest.mark.slow)])
-def test_a_rolling_restart_is_no_error_to_actors(
+def test_a_rolling_restart_causes_no_error_in_actors(
     redis_server: RedisServer, tmp_path: Path, rounds: int
 ) -> None:
     with ExitStack() as stack:

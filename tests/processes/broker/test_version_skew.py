@@ -89,7 +89,7 @@ def skewed(run: NetworkRun, on_request: Edit = same, on_reply: Edit = same) -> I
             server.stop(0).wait()
 
 
-def test_what_one_side_does_not_know_changes_nothing(redis_server: RedisServer, tmp_path: Path) -> None:
+def test_fields_unknown_to_one_side_change_nothing(redis_server: RedisServer, tmp_path: Path) -> None:
     with (
         network_run(redis_server, tmp_path) as run,
         skewed(run, newer, same) as newer_actor,
@@ -139,7 +139,7 @@ def state_of_tomorrow(method: str, message: bytes) -> bytes:
     return reply.SerializeToString()
 
 
-def test_an_unknown_reason_ends_an_actor_in_words(redis_server: RedisServer, tmp_path: Path) -> None:
+def test_an_unknown_reason_ends_an_actor_with_a_message(redis_server: RedisServer, tmp_path: Path) -> None:
     stop = threading.Event()
     with (
         network_run(redis_server, tmp_path) as run,
@@ -161,7 +161,7 @@ def test_an_unknown_reason_ends_an_actor_in_words(redis_server: RedisServer, tmp
         broker_client.close()
 
 
-def test_an_unknown_run_state_ends_an_actor_in_words(redis_server: RedisServer, tmp_path: Path) -> None:
+def test_an_unknown_run_state_ends_an_actor_with_a_message(redis_server: RedisServer, tmp_path: Path) -> None:
     with network_run(redis_server, tmp_path) as run, skewed(run, same, state_of_tomorrow) as address:
         sender = Sender(address, "a-0", COUNT)
         sender.start()
@@ -169,7 +169,7 @@ def test_an_unknown_run_state_ends_an_actor_in_words(redis_server: RedisServer, 
             sender.finish()
 
 
-def test_a_call_that_the_broker_does_not_serve_ends_an_actor_in_words(
+def test_a_call_unknown_to_the_broker_ends_an_actor_with_a_message(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:
     with network_run(redis_server, tmp_path) as run, grpc.insecure_channel(run.broker.address) as channel:

@@ -93,7 +93,7 @@ def test_somebody_is_invited_signs_in_and_chooses_whom_to_talk_to(
             assert [kept.rating.score for kept in registry.ratings(name)] == [score]
 
 
-def test_who_looks_after_the_chat_sees_what_is_expected_and_people_are_asked(
+def test_operators_see_expected_ratings_and_people_are_asked_to_rate(
     browser: "Browser", tmp_path: Path, short_folder: Path
 ) -> None:
     complaints: list[str] = []

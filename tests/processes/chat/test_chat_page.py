@@ -42,7 +42,7 @@ def say(tab: "Page", text: str, answers: int) -> None:
     expect(tab.get_by_role("button", name="I like this answer")).to_have_count(answers)
 
 
-def test_two_people_talk_rate_and_one_looks_after_it(browser: "Browser", tmp_path: Path) -> None:
+def test_two_people_talk_and_rate_and_an_operator_watches(browser: "Browser", tmp_path: Path) -> None:
     complaints: list[str] = []
     with ChatGateway(tmp_path) as gateway:
         first, second = (open_tab(browser, gateway.url, complaints, "/chat") for _ in range(2))
@@ -89,9 +89,7 @@ def test_two_people_talk_rate_and_one_looks_after_it(browser: "Browser", tmp_pat
     assert complaints == []
 
 
-def test_somebody_who_looks_after_it_promotes_rolls_back_and_pauses(
-    browser: "Browser", tmp_path: Path
-) -> None:
+def test_an_operator_promotes_rolls_back_and_pauses(browser: "Browser", tmp_path: Path) -> None:
     complaints: list[str] = []
     with ChatGateway(tmp_path, "--train=learner.keep_every_updates=1000") as gateway:
         run = gateway.state / "run"

@@ -54,7 +54,7 @@ def have_talked(folder: Path) -> None:
         registry.add_ratings("default", said)
 
 
-def test_who_looks_after_it_sees_days_and_people(tmp_path: Path, short_folder: Path) -> None:
+def test_operators_see_satisfaction_by_day_and_person(tmp_path: Path, short_folder: Path) -> None:
     complaints: list[str] = []
     with ExitStack() as stack:
         run = stack.enter_context(upstream_of(make_model(tmp_path / "base"), tmp_path, short_folder / "t"))

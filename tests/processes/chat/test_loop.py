@@ -34,7 +34,7 @@ QUICK = (
     [set(), pytest.param({Step.WAITING, Step.REWARD, Step.TRAINING, Step.TRIAL}, marks=pytest.mark.slow)],
     ids=["nowhere", "everywhere"],
 )
-def test_a_loop_makes_one_round_of_its_labels(killed: set[Step], tmp_path: Path) -> None:
+def test_a_loop_makes_one_round_from_new_ratings(killed: set[Step], tmp_path: Path) -> None:
     rng, people = np.random.default_rng(1), population(40, seed=1)
     options = ("--train=learner.keep_every_updates=1000", "--train=canary.settle_s=1.0")
     with ChatGateway(tmp_path, *options, talks=talks(1, 240), training=TRAINING) as gateway:

@@ -61,7 +61,7 @@ def people(
         yield data["version"]
 
 
-def test_a_better_version_is_promoted_by_proof_although_the_gateway_was_killed(tmp_path: Path) -> None:
+def test_a_better_version_is_promoted_although_the_gateway_was_killed(tmp_path: Path) -> None:
     rng, heard = np.random.default_rng(3), list[int]()
     state = tmp_path / "state" / "run"
     first = ChatGateway(tmp_path, *OPTIONS, talks=talks(1, 240), training=TRAINING)

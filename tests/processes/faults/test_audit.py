@@ -96,7 +96,7 @@ def copy(ended_run: Path, tmp_path: Path, short_folder: Path) -> Iterator[Copy]:
         yield Copy(folder, server)
 
 
-def test_a_run_that_was_killed_is_clean_and_says_which_records_it_had(ended_run: Path) -> None:
+def test_the_audit_of_a_killed_run_is_clean_and_names_its_records(ended_run: Path) -> None:
     before = {path: path.read_bytes() for path in ended_run.rglob("*") if path.is_file()}
     process = command("audit", str(ended_run), "--json")
     assert process.returncode == 0, process.stdout + process.stderr
@@ -112,7 +112,7 @@ def test_a_run_that_was_killed_is_clean_and_says_which_records_it_had(ended_run:
     assert before == {path: path.read_bytes() for path in ended_run.rglob("*") if path.is_file()}
 
 
-def test_the_list_is_printed_and_the_last_line_says_what_is_wrong(copy: Copy) -> None:
+def test_the_list_is_printed_and_the_last_line_names_the_fault(copy: Copy) -> None:
     number, values = copy.resident()
     copy.redis.xdel(keys.LOG, keys.entry_id(number))
     header = parse_header(values[b"h"])

@@ -52,9 +52,7 @@ def follow_health(address: str, seen: list[int]) -> None:
 
 
 @pytest.mark.promise("sigterm-ends-role-order")
-def test_a_broker_serves_on_until_balancers_know_and_then_lets_go(
-    redis_server: RedisServer, tmp_path: Path
-) -> None:
+def test_a_draining_broker_serves_until_balancers_know(redis_server: RedisServer, tmp_path: Path) -> None:
     delayed = {"broker": {"drain_delay_s": 3}}
     with (
         network_run(redis_server, tmp_path, settings=delayed) as run,
@@ -85,7 +83,7 @@ def test_a_broker_serves_on_until_balancers_know_and_then_lets_go(
 
 
 @pytest.mark.promise("sigterm-ends-role-order")
-def test_a_broker_that_drains_finishes_and_answers_what_has_begun(
+def test_a_draining_broker_answers_the_calls_that_have_begun(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:
     with (
@@ -118,7 +116,7 @@ def is_refused(run: NetworkRun) -> bool:
 
 
 @pytest.mark.slow
-def test_a_broker_whose_redis_hangs_ends_all_the_same(redis_server: RedisServer, tmp_path: Path) -> None:
+def test_a_broker_whose_redis_hangs_still_ends(redis_server: RedisServer, tmp_path: Path) -> None:
     with (
         network_run(redis_server, tmp_path) as run,
         simulated_actor.SimulatedActor(run.broker.address, "a-0") as actor,

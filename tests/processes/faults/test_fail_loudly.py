@@ -79,7 +79,7 @@ def ending(training: Training) -> str:
     return last
 
 
-def test_a_loss_that_is_not_a_number(start: Callable[..., Training]) -> None:
+def test_a_loss_that_is_not_a_number_ends_the_run(start: Callable[..., Training]) -> None:
     too_far = ("--set", "algorithm.learning_rate=1e9", "--set", "policy.activation=relu")
     training = start(*ENDLESS, *too_far)
     last = ending(training)
@@ -89,7 +89,7 @@ def test_a_loss_that_is_not_a_number(start: Callable[..., Training]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_full_disk_under_the_checkpoints(
+def test_a_full_disk_under_the_checkpoints_ends_the_run(
     kind: str, start: Callable[..., Training], disk: Callable[..., SmallDisk]
 ) -> None:
     running: list[Training] = []
@@ -118,7 +118,7 @@ def test_a_full_disk_under_the_checkpoints(
     ("durability", "words"), [("fsync_1s", "MISCONF"), ("fsync", "redis-server died (exit 1)")]
 )
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_full_disk_under_the_append_only_file(
+def test_a_full_disk_under_the_append_only_file_ends_the_run(
     kind: str, durability: str, words: str, start: Callable[..., Training], disk: Callable[..., SmallDisk]
 ) -> None:
     running: list[Training] = []
@@ -134,7 +134,7 @@ def test_a_full_disk_under_the_append_only_file(
 
 @pytest.mark.slow
 @pytest.mark.skipif(not can_mount(), reason="this user may not mount a tmpfs")
-def test_a_run_whose_whole_folder_is_on_a_full_disk(
+def test_a_run_on_a_full_disk_ends_with_the_cause(
     start: Callable[..., Training], disk: Callable[..., SmallDisk]
 ) -> None:
     small = disk("tmpfs", ".", lambda: None)
@@ -149,7 +149,7 @@ def test_a_run_whose_whole_folder_is_on_a_full_disk(
 
 
 @pytest.mark.slow
-def test_actors_that_all_die(
+def test_actors_that_all_die_end_the_run(
     start: Callable[..., Training], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "falling.py").write_text(FALLS)
@@ -159,7 +159,7 @@ def test_actors_that_all_die(
     assert "the simulator has crashed" in last
 
 
-def test_an_environment_that_leaves_the_program(
+def test_an_environment_that_exits_the_program_ends_the_run(
     start: Callable[..., Training], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leaving = FALLS.replace('raise RuntimeError("the simulator has crashed")', "leave()") + LEAVES
@@ -179,7 +179,7 @@ def kill_an_actor(training: Training) -> None:
         training.until_steps(training.steps() - training.began_steps + 1)
 
 
-def test_kills_between_which_the_run_comes_further_do_not_end_it(start: Callable[..., Training]) -> None:
+def test_kills_with_progress_in_between_do_not_end_a_run(start: Callable[..., Training]) -> None:
     training = start(*ENDLESS)
     training.until_steps(1_000)
     for _ in range(MAX_FAILURES + 1):
@@ -191,7 +191,7 @@ def test_kills_between_which_the_run_comes_further_do_not_end_it(start: Callable
 
 
 @pytest.mark.slow
-def test_an_environment_that_hangs(
+def test_an_environment_that_hangs_ends_the_run(
     start: Callable[..., Training], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hangs = FALLS.replace('raise RuntimeError("the simulator has crashed")', "import time; time.sleep(3600)")
@@ -203,7 +203,7 @@ def test_an_environment_that_hangs(
 
 
 @pytest.mark.slow
-def test_weights_that_never_reach_an_actor(start: Callable[..., Training]) -> None:
+def test_weights_that_never_reach_an_actor_end_the_run(start: Callable[..., Training]) -> None:
     training = start(
         *ENDLESS, "--set", "policy.hidden_sizes=[600, 600]", "--set", "learner.stall_timeout_s=25"
     )

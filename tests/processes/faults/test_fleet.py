@@ -74,7 +74,7 @@ def test_a_killed_redis_that_syncs_each_append_loses_nothing(tmp_path: Path, kil
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("kills", "large"), [(3, ()), pytest.param(30, LARGE, marks=slow)])
-def test_what_redis_loses_with_its_last_second_is_booked(
+def test_fragments_lost_with_the_last_second_of_redis_are_booked(
     tmp_path: Path, kills: int, large: tuple[str, ...]
 ) -> None:
     shape = Shape(settings=(*BUSY, *ROOM), learner_options=large, actor_options=TWO_EACH if not large else ())
@@ -103,7 +103,7 @@ def balance(fleet: Fleet, audit: Audit, kills: int) -> None:
 
 
 @pytest.mark.parametrize("seconds", [0, pytest.param(60, marks=pytest.mark.slow)])
-def test_all_that_frees_memory_goes_on_in_a_full_redis(tmp_path: Path, seconds: int) -> None:
+def test_a_full_redis_still_accepts_calls_that_free_memory(tmp_path: Path, seconds: int) -> None:
     full_redis(tmp_path, seconds, Report())
 
 
@@ -118,7 +118,7 @@ MOST_MEMORY = 512 * MIB
 @pytest.mark.parametrize(
     ("rate", "seconds"), [(0.5, 6), pytest.param(5, 60, marks=pytest.mark.slow)], ids=["low", "full"]
 )
-def test_two_hundred_actors_at_one_broker(rate: float, seconds: float) -> None:
+def test_two_hundred_actors_share_one_broker(rate: float, seconds: float) -> None:
     with services(durability="fsync_1s") as here:
         outcome = measure(here, actors=200, rate=rate, seconds=seconds)
     assert outcome.acked > 200, "the actors sent next to nothing"
@@ -127,5 +127,5 @@ def test_two_hundred_actors_at_one_broker(rate: float, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("seconds", [6, pytest.param(60, marks=pytest.mark.slow)])
-def test_twice_overload_with_a_small_buffer(tmp_path: Path, seconds: int) -> None:
+def test_twice_the_load_with_a_small_buffer_loses_nothing(tmp_path: Path, seconds: int) -> None:
     overload(tmp_path, seconds, Report())

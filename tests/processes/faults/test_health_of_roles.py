@@ -83,7 +83,7 @@ def start_sleeping(start: Start, broker: BrokerProcess, folder: Path) -> BrokerP
 
 
 @pytest.mark.promise("healthz-role-turns-red")
-def test_an_actor_whose_environment_hangs(
+def test_an_actor_whose_environment_hangs_turns_unhealthy(
     learner: ScriptedLearner, broker: BrokerProcess, start: Start, tmp_path: Path
 ) -> None:
     asleep = tmp_path / "asleep.step"
@@ -107,7 +107,7 @@ def _has_come(learner: ScriptedLearner, known: int) -> bool:
 
 
 @pytest.mark.promise("healthz-role-turns-red", "actor-makes-environments-session")
-def test_an_actor_whose_environment_never_gets_going(
+def test_an_actor_whose_environment_never_starts_turns_unhealthy(
     redis_url: str, learner: ScriptedLearner, broker: BrokerProcess, start: Start, tmp_path: Path
 ) -> None:
     # Credit comes while the reset hangs, so that the first step waits for nothing.
@@ -132,7 +132,7 @@ def test_an_actor_whose_environment_never_gets_going(
 
 
 @pytest.mark.promise("healthz-role-turns-red")
-def test_an_actor_that_published_weights_do_not_reach(
+def test_an_actor_without_new_weights_turns_unhealthy(
     redis_url: str, broker: BrokerProcess, start: Start
 ) -> None:
     learner = ScriptedLearner(redis_url, Plan())
@@ -149,7 +149,7 @@ def test_an_actor_that_published_weights_do_not_reach(
 
 
 @pytest.mark.promise("healthz-role-turns-red")
-def test_an_embedded_redis_that_does_not_answer(start: Start, short_folder: Path) -> None:
+def test_an_embedded_redis_that_does_not_answer_turns_unhealthy(start: Start, short_folder: Path) -> None:
     service = start(
         "redis", "--socket", str(short_folder / "r.sock"), "--dir", str(short_folder / "data"),
         "--set", "broker.stall_timeout_s=6",

@@ -198,7 +198,7 @@ def stop(training: Training) -> None:
 
 
 @pytest.mark.promise("run-poisoned-ways-books")
-def test_every_way_that_can_be_known_is_named_and_nothing_honest(
+def test_every_detectable_poison_is_named_and_no_honest_fragment(
     start: Callable[..., Training], tmp_path: Path
 ) -> None:
     poisons = tmp_path / "poisons.jsonl"
@@ -232,9 +232,7 @@ def test_a_poisoned_run_is_resumed_and_solved(
 
 @pytest.mark.slow
 @pytest.mark.timeout(2 * SLOW_S)
-def test_what_a_poisoned_run_recorded_is_cloned_and_the_clone_solves(
-    start: Callable[..., Training], tmp_path: Path
-) -> None:
+def test_a_clone_of_a_poisoned_runs_recording_solves(start: Callable[..., Training], tmp_path: Path) -> None:
     poisons, recording = tmp_path / "poisons.jsonl", tmp_path / "recording"
     training = start(*PPO.arguments(), "--set", f"learner.record={recording}")
     with poisoner(training, poisons, PPO, every=5):

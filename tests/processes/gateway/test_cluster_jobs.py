@@ -83,7 +83,7 @@ def ended(runner: KubernetesRunner, id_: str) -> Outcome:
     return found
 
 
-def test_a_job_is_begun_once_found_by_others_and_its_end_outlives_its_object(
+def test_a_job_starts_once_is_found_by_others_and_its_end_outlives_its_object(
     runners: Callable[[], KubernetesRunner], cluster: ApiServer
 ) -> None:
     first, one = runners(), taken_job()
@@ -135,7 +135,7 @@ def test_a_job_that_is_cancelled_ends_in_order(
     assert cluster.there == []
 
 
-def test_a_cluster_that_does_not_answer_begins_and_settles_nothing(
+def test_a_silent_cluster_starts_and_settles_no_job(
     runners: Callable[[], KubernetesRunner], cluster: ApiServer
 ) -> None:
     runner, one = runners(), taken_job()
@@ -156,7 +156,7 @@ def test_a_cluster_that_does_not_answer_begins_and_settles_nothing(
     assert runner.find(one.id) is Stage.NOT_BEGUN
 
 
-def test_an_image_that_cannot_be_pulled_is_waited_for_and_then_given_up(
+def test_an_image_that_cannot_be_pulled_is_awaited_and_then_given_up(
     runners: Callable[[], KubernetesRunner], cluster: ApiServer
 ) -> None:
     runner, one = runners(), taken_job()
@@ -198,7 +198,7 @@ TERMINATED: Final[Mapping[str, tuple[dict[str, Any], JobState, str]]] = {
 
 
 @pytest.mark.parametrize("what", TERMINATED)
-def test_what_a_cluster_did_to_a_job_is_its_cause(
+def test_the_cause_of_a_failed_job_names_what_the_cluster_did(
     runners: Callable[[], KubernetesRunner], cluster: ApiServer, what: str
 ) -> None:
     status, state, cause = TERMINATED[what]
@@ -214,7 +214,7 @@ def test_what_a_cluster_did_to_a_job_is_its_cause(
     assert outcome.cause.startswith(cause)
 
 
-def test_a_job_whose_object_is_taken_away_is_lost_or_was_never_begun(
+def test_a_job_whose_object_disappears_is_lost_or_never_started(
     runners: Callable[[], KubernetesRunner], cluster: ApiServer
 ) -> None:
     runner, one = runners(), taken_job()
@@ -228,7 +228,7 @@ def test_a_job_whose_object_is_taken_away_is_lost_or_was_never_begun(
     assert (outcome.state, "taken away" in outcome.cause) == (JobState.LOST, True)
 
 
-def test_a_training_that_fails_says_why_in_its_own_words(
+def test_a_failed_training_reports_its_own_error(
     runners: Callable[[], KubernetesRunner], cluster: ApiServer
 ) -> None:
     runner, one = runners(), taken_job(template="wrong")

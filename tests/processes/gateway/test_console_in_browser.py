@@ -75,7 +75,7 @@ def signed_in(browser: "Browser", gateway: GatewayProcess, name: str, complaints
     return tab
 
 
-def test_a_run_is_steered_by_buttons_and_others_see_it_without_asking_again(
+def test_buttons_steer_a_run_and_other_pages_follow_without_reloading(
     browser: "Browser", gateway: GatewayProcess
 ) -> None:
     complaints: list[str] = []
@@ -197,9 +197,7 @@ def test_somebody_without_an_account_rates_by_a_link(
         tab.get_by_text("this link is not valid").wait_for()
 
 
-def test_a_rating_for_which_there_is_no_room_is_not_taken_for_a_repeated_one(
-    browser: "Browser", tmp_path: Path
-) -> None:
+def test_a_rating_without_room_is_not_reported_as_repeated(browser: "Browser", tmp_path: Path) -> None:
     add_owner(tmp_path, "ada", "alpha")
     token = operator(tmp_path, "token", "add", "ci", "--project", "alpha").stdout.strip()
     with GatewayProcess(tmp_path, "--quota", "ratings=0") as gateway:

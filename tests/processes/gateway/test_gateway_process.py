@@ -34,7 +34,7 @@ def me(gateway: GatewayProcess, token: str) -> int:
     return int(httpx2.get(f"{gateway.url}/api/me?secret=in-a-query", headers=headers, timeout=30).status_code)
 
 
-def test_what_was_given_counts_after_a_kill(folder: Path) -> None:
+def test_issued_tokens_and_stored_feedback_survive_a_kill(folder: Path) -> None:
     token = operator(folder, "token", "add", "ci", "--project", "alpha").stdout.strip()
     with GatewayProcess(folder) as gateway:
         grant = sign_in(gateway)
@@ -48,7 +48,7 @@ def test_what_was_given_counts_after_a_kill(folder: Path) -> None:
         assert me(gateway, token) == 200
 
 
-def test_its_logs_and_metrics_hold_no_secret_and_no_query(folder: Path) -> None:
+def test_logs_and_metrics_of_a_gateway_hold_no_secret_and_no_query(folder: Path) -> None:
     with GatewayProcess(folder) as gateway:
         grant = sign_in(gateway)
         assert me(gateway, grant["access_token"]) == 200
@@ -65,7 +65,7 @@ def test_its_logs_and_metrics_hold_no_secret_and_no_query(folder: Path) -> None:
         assert all(secret.encode() not in content for content in kept)
 
 
-def test_it_loads_neither_torch_nor_redis() -> None:
+def test_a_gateway_loads_neither_torch_nor_redis() -> None:
     code = (
         "import json, sys, penstock.launch.gateway.gateway_commands, penstock.gateway.process\n"
         "print(json.dumps(sorted(sys.modules)))"
@@ -77,7 +77,7 @@ def test_it_loads_neither_torch_nor_redis() -> None:
 
 
 @pytest.mark.skipif(find_programs() is None, reason="no PostgreSQL server found")
-def test_two_gateways_on_one_database_are_one(shared_database: str, tmp_path: Path) -> None:
+def test_two_gateways_on_one_database_act_as_one(shared_database: str, tmp_path: Path) -> None:
     options = ("--database", shared_database, "--registry", shared_database, "--keys", str(tmp_path / "keys"))
     with GatewayProcess(tmp_path, *options) as one, GatewayProcess(tmp_path, *options) as other:
         added = operator(
@@ -106,7 +106,9 @@ def test_two_gateways_on_one_database_are_one(shared_database: str, tmp_path: Pa
         (("--templates", ".", "--models", "/dev/null"), "--models /dev/null: File exists; name a folder"),
     ],
 )
-def test_what_cannot_be_is_said_in_a_line(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+def test_impossible_options_are_explained_in_one_line(
+    tmp_path: Path, words: tuple[str, ...], message: str
+) -> None:
     done = operator(tmp_path, *words, stdin=f"{PASSWORD}\n")
     assert done.returncode == 2, done.stderr
     assert message in done.stderr.splitlines()[-1]

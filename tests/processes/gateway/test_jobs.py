@@ -110,7 +110,7 @@ def suppressed(client: Client, body: dict[str, Any]) -> None:
         client.http.post("/api/projects/alpha/estimates", json=body, timeout=PATIENCE_S)
 
 
-def test_a_training_is_asked_for_followed_and_finished(folder: Path, token: str) -> None:
+def test_a_training_is_submitted_followed_and_finished(folder: Path, token: str) -> None:
     with started(folder) as gateway:
         client = Client(gateway, token)
         first, wrong = client.submit("one", key="k-1"), client.submit("two", "wrong")
@@ -154,7 +154,7 @@ def test_a_gateway_that_is_killed_finds_its_jobs_again(folder: Path, token: str)
         assert log.count("starting") == 1, log
 
 
-def test_a_job_whose_processes_are_killed_is_lost_and_said_to_be(folder: Path, token: str) -> None:
+def test_a_job_whose_processes_are_killed_is_reported_as_lost(folder: Path, token: str) -> None:
     with started(folder) as gateway:
         client = Client(gateway, token)
         job = client.submit("one", steps=LONG)
@@ -170,7 +170,7 @@ def test_a_job_whose_processes_are_killed_is_lost_and_said_to_be(folder: Path, t
         assert client.ended(client.submit("one"))["state"] == "finished"
 
 
-def test_what_was_taken_and_never_begun_is_begun(folder: Path, token: str) -> None:
+def test_a_job_that_was_taken_and_never_begun_is_begun(folder: Path, token: str) -> None:
     with started(folder) as gateway:
         client = Client(gateway, token)
         blocker = client.submit("one", steps=LONG)
@@ -189,7 +189,7 @@ def test_what_was_taken_and_never_begun_is_begun(folder: Path, token: str) -> No
         assert client.job(blocker)["state"] == "cancelled"
 
 
-def test_what_holds_the_lock_goes_on_and_what_was_begun_is_not_begun_again(folder: Path) -> None:
+def test_a_job_that_holds_its_lock_continues_and_is_not_begun_again(folder: Path) -> None:
     runner = LocalRunner(folder / "jobs", folder / "templates")
     assert runner.find("a") is Stage.NOT_BEGUN
     place = runner.folder("a")
@@ -208,7 +208,7 @@ def test_what_holds_the_lock_goes_on_and_what_was_begun_is_not_begun_again(folde
     assert found.state is JobState.LOST
 
 
-def test_one_gateway_at_a_time_has_a_place(folder: Path) -> None:
+def test_only_one_gateway_at_a_time_holds_a_place(folder: Path) -> None:
     first, second = (LocalRunner(folder / "jobs", folder / "templates") for _ in range(2))
     assert first.place == second.place
     with first.hold() as own, second.hold() as other:
@@ -330,7 +330,7 @@ def test_a_cancellation_reaches_a_process_that_has_just_begun(place: Place) -> N
 
 
 @pytest.mark.skipif(not can_mount(), reason="no file system can be mounted here")
-def test_a_full_disk_fails_a_job_and_says_so(place: Place) -> None:
+def test_a_full_disk_fails_a_job_with_its_cause(place: Place) -> None:
     job = place.submit("one")
     with small_disk("tmpfs", place.runner.folder(job.id), lambda: None) as disk:
         disk.fill(0)
@@ -340,7 +340,7 @@ def test_a_full_disk_fails_a_job_and_says_so(place: Place) -> None:
 
 
 @pytest.mark.skipif(find_programs() is None, reason="no PostgreSQL server found")
-def test_jobs_go_on_while_the_database_is_gone(tmp_path: Path) -> None:
+def test_jobs_continue_while_the_database_is_gone(tmp_path: Path) -> None:
     with own_server() as server:
         place = Place(tmp_path, server.new_database("gateway"))
         job = place.submit("one")

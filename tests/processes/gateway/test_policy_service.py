@@ -153,7 +153,7 @@ def base_model(folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", ["small", "production"])
-def test_a_preset_for_a_model_of_one_s_own_trains_it(tmp_path: Path, preset: str) -> None:
+def test_a_preset_trains_ones_own_model(tmp_path: Path, preset: str) -> None:
     base_model(tmp_path / "base")
     text = (SHIPPED / f"{preset}.toml").read_text()
     assert '"/models/base"' in text

@@ -57,7 +57,7 @@ def injecting(server: str, folder: Path, *words: str) -> Iterator["subprocess.Po
     ("point", "ran_unseen"),
     [("asked", 0), ("told", 0), ("injected", 0), ("done", 1), ("feedback", 0), ("rewarded", 0)],
 )
-def test_a_killed_injector_goes_on_without_doing_a_goal_twice(
+def test_a_killed_injector_continues_without_doing_a_goal_twice(
     server: str, tmp_path: Path, point: str, ran_unseen: int
 ) -> None:
     goals_file(tmp_path)
@@ -100,7 +100,7 @@ def test_a_vetoed_goal_is_not_done_and_the_next_is(server: str, tmp_path: Path) 
     assert (unknown.returncode, "no such goal" in unknown.stderr) == (2, True)
 
 
-def test_it_loads_no_torch(server: str, tmp_path: Path) -> None:
+def test_an_injector_loads_no_torch(server: str, tmp_path: Path) -> None:
     goals_file(tmp_path)
     (tmp_path / "hidden").mkdir()
     (tmp_path / "hidden" / "torch.py").write_text("raise ImportError('not here')\n")
@@ -161,7 +161,7 @@ def test_a_clock_that_was_set_back_costs_one_interval(server: str, tmp_path: Pat
     assert done(tmp_path) > before
 
 
-def test_switched_off_it_stays_off_after_a_restart_with_auto(server: str, tmp_path: Path) -> None:
+def test_an_injector_switched_off_stays_off_after_a_restart(server: str, tmp_path: Path) -> None:
     goals_file(tmp_path)
     assert inject(server, tmp_path, "--steps", "1").returncode == 0
     assert inject(server, tmp_path, "--switch", "off").returncode == 0

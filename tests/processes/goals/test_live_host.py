@@ -65,7 +65,7 @@ def by_hand(training: Training, role: str) -> tuple[int, str]:
     )  # fmt: skip
 
 
-def test_a_run_that_serves_an_injector_carries_no_goal_out_itself(tmp_path: Path) -> None:
+def test_a_run_that_serves_an_injector_does_no_goal_itself(tmp_path: Path) -> None:
     goals_file(tmp_path, GOALS)
     address, run_dir = f"unix:{tmp_path}/serve.sock", tmp_path / "run"
     with trainings(run_dir) as start, injecting(address, tmp_path):
@@ -121,7 +121,7 @@ def test_actors_are_refused_before_a_process_starts(tmp_path: Path, words: tuple
     assert done(tmp_path) == 0
 
 
-def test_an_actor_that_may_act_does(tmp_path: Path) -> None:
+def test_an_actor_with_permission_carries_goals_out(tmp_path: Path) -> None:
     goals_file(tmp_path)
     code, told = said(
         "train", str(RECIPE), *live(tmp_path), *QUICK, "--run-dir", str(tmp_path / "run"), "--set", REMEDY

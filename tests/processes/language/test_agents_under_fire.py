@@ -135,7 +135,9 @@ def kill(training: Training, name: str) -> None:
     [FEW, pytest.param(MANY, marks=[pytest.mark.slow, pytest.mark.timeout(7200)])],
     ids=["few", "many"],
 )
-def test_every_trained_token_was_sampled_under_kills(tmp_path: Path, short_folder: Path, dose: Dose) -> None:
+def test_every_trained_token_was_sampled_even_when_processes_are_killed(
+    tmp_path: Path, short_folder: Path, dose: Dose
+) -> None:
     draw, hits = random.Random(7), Counter[str]()
     socket, base = short_folder / "text.sock", make_guesser(tmp_path / "base", steps=dose.taught)
     with (

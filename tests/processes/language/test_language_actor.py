@@ -38,7 +38,7 @@ from tests.support.run.learner_run import LearnerThread, account, audited
 TRUE: Final = "penstock.workloads.rlhf.sentiment:true_rewards"
 
 
-def test_fragments_are_what_the_adapters_wrote_and_the_service_said(
+def test_fragments_hold_the_adapters_answers_and_the_services_scores(
     broker: BrokerProcess,
     begin: Callable[..., ScriptedLanguageLearner],
     base: Path,
@@ -142,7 +142,7 @@ def test_an_evaluation_begins_with_the_base_on_the_same_prompts_and_draws(
     assert len(set(starts)) == 6 > len({slot for slot, _ in starts})
 
 
-def test_a_place_of_the_specification_is_not_used(
+def test_a_path_in_the_specification_is_not_used(
     broker: BrokerProcess, begin: Callable[..., ScriptedLanguageLearner], base: Path
 ) -> None:
     begin()
@@ -185,7 +185,7 @@ def told(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[str], list[Any]
         yield lambda text: [one for one in caplog.records if one.getMessage().startswith(text)]
 
 
-def test_the_learner_leaves_out_whose_adapter_never_arrives_and_goes_on_with_the_others(
+def test_the_learner_leaves_out_an_actor_whose_adapter_never_arrives(
     fault: Fault,
     learned: Settings,
     redis_url: str,

@@ -59,7 +59,7 @@ def training(taught: Path, reward: Path, prompts: Path, tmp_path: Path) -> Itera
     wait_until_gone(training)
 
 
-def test_a_run_survives_its_reward_service_and_leaves_a_policy_that_others_read(
+def test_a_run_survives_its_reward_service_and_writes_a_readable_policy(
     training: Training, taught: Path
 ) -> None:
     training.until_steps(STEPS // 4)
@@ -140,7 +140,7 @@ def test_a_policy_is_trained_from_feedback(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_of_language_models_leaves_no_secret_behind(
+def test_a_run_of_language_models_leaves_no_secret(
     base: Path, prompts: Path, short_folder: Path, tmp_path: Path
 ) -> None:
     told: list[str | None] = []

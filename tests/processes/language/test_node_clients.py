@@ -63,7 +63,7 @@ def test_a_node_client_of_the_service_is_learned_from(
     assert tensors["reward"].sum() == 1.25
 
 
-def test_a_refusal_reaches_a_node_client_with_its_reason(tmp_path: Path) -> None:
+def test_a_node_client_gets_the_reason_of_a_refusal(tmp_path: Path) -> None:
     script = (
         "import { TextClient } from './text.js';"
         f"const client = new TextClient('unix:{tmp_path}/none.sock', {{ deadlineMs: 500 }});"

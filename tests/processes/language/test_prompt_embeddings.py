@@ -42,7 +42,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         process.wait()
 
 
-def test_texts_of_one_meaning_lie_nearer_than_others(url: str) -> None:
+def test_texts_of_one_meaning_are_nearer_than_others(url: str) -> None:
     embedder = HttpEmbedder(url, model="minilm")
     rows = embedder.embed(["Fix the bug in my program", "Debug this code", "A poem on autumn rain"])
     likeness = rows @ rows.T
@@ -64,7 +64,7 @@ def test_texts_of_one_meaning_lie_nearer_than_others(url: str) -> None:
         ("/other", b"{}", 404, "there is /v1/embeddings alone"),
     ],
 )
-def test_what_is_no_request_is_answered_with_the_cause(
+def test_an_invalid_request_is_answered_with_the_cause(
     url: str, path: str, body: bytes, status: int, message: str
 ) -> None:
     request = urllib.request.Request(  # noqa: S310 - http:// of the fixture

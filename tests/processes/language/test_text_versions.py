@@ -131,7 +131,7 @@ def absent(run: ServedTextRun) -> None:
 
 
 @pytest.mark.parametrize("harm", [truncated, changed, absent])
-def test_a_file_that_came_to_harm_is_stood_in_for(
+def test_a_damaged_version_is_replaced_by_the_base_model(
     tmp_path: Path, harm: Callable[[ServedTextRun], None]
 ) -> None:
     run = begun(tmp_path)

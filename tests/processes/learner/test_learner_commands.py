@@ -65,7 +65,9 @@ def leave_waiting(producer: Producer, session: int, fragments: int) -> None:
 
 
 @pytest.mark.promise("restore-takes-model-optimiser", "command-operator-done-once")
-def test_a_restored_run_goes_on_with_the_old_model_and_its_own_counts(redis_url: str, tmp_path: Path) -> None:
+def test_a_restored_run_continues_with_the_old_model_and_its_own_counts(
+    redis_url: str, tmp_path: Path
+) -> None:
     with Producer(redis_url, tmp_path) as producer, LearnerThread(redis_url, tmp_path, endless()) as learner:
         session = producer.open()
         updated(producer, session, 3)
@@ -115,7 +117,7 @@ def test_a_batch_that_was_read_ahead_is_dropped_as_restored(redis_url: str, tmp_
 
 
 @pytest.mark.promise("fit-refused-name-run", "named-checkpoints-bounded-never")
-def test_what_does_not_fit_is_refused_by_name(
+def test_settings_that_do_not_fit_are_refused_by_name(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "MAX_NAMED", 2)
@@ -213,7 +215,7 @@ def died_and_resumed(
 
 
 @pytest.mark.parametrize("place", RESTORE)
-def test_a_restore_is_done_by_the_learner_that_resumes(
+def test_the_resuming_learner_does_the_restore(
     redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     answer, version = died_and_resumed(redis_server, tmp_path, monkeypatch, place, ("restore", "good"))
@@ -269,7 +271,7 @@ def answered(producer: Producer, action: str, argument: str) -> Answer:
 
 
 @pytest.mark.promise("ranks-go-back-together")
-def test_both_ranks_go_back_and_go_on(redis_url: str, tmp_path: Path) -> None:
+def test_both_ranks_are_restored_and_continue(redis_url: str, tmp_path: Path) -> None:
     with (
         Producer(redis_url, tmp_path) as producer,
         ranks_of.two_ranks(tmp_path, redis_url, ranks_of.endless(ranks=2)) as ranks,
@@ -323,9 +325,7 @@ def test_a_rank_that_is_gone_leaves_the_restore_to_the_learner_that_resumes(
 
 
 @pytest.mark.promise("flush-takes-pending-much")
-def test_what_is_pending_is_one_batch_and_fewer_steps_than_asked_for_are_left(
-    redis_url: str, tmp_path: Path
-) -> None:
+def test_a_flush_takes_pending_steps_as_one_batch_or_leaves_too_few(redis_url: str, tmp_path: Path) -> None:
     with Producer(redis_url, tmp_path) as producer, LearnerThread(redis_url, tmp_path, endless()) as learner:
         session = producer.open()
         updated(producer, session, 2)
@@ -352,9 +352,7 @@ def test_what_is_pending_is_one_batch_and_fewer_steps_than_asked_for_are_left(
 
 @pytest.mark.promise("flush-takes-pending-much")
 @pytest.mark.parametrize("kind", ["lock_step", "replay"])
-def test_where_nothing_waits_for_a_batch_a_flush_is_refused(
-    redis_url: str, tmp_path: Path, kind: str
-) -> None:
+def test_lock_step_and_replay_refuse_a_flush(redis_url: str, tmp_path: Path, kind: str) -> None:
     given = settings(algorithm={"staleness": 0}) if kind == "lock_step" else replaying()
     with Producer(redis_url) as producer, LearnerThread(redis_url, tmp_path, given):
         producer.open()
@@ -364,7 +362,7 @@ def test_where_nothing_waits_for_a_batch_a_flush_is_refused(
 
 
 @pytest.mark.promise("flush-takes-pending-much")
-def test_a_policy_server_is_waited_for(redis_url: str, tmp_path: Path) -> None:
+def test_a_policy_server_is_awaited(redis_url: str, tmp_path: Path) -> None:
     with Producer(redis_url) as producer, LearnerThread(redis_url, tmp_path, endless()):
         session = producer.open()
         server = producer.open("server", Role.SERVER)

@@ -136,7 +136,7 @@ def test_a_run_that_no_longer_improves_publishes_its_best_version_again(
 
 
 @pytest.mark.promise("run-whose-algorithm-rejects")
-def test_a_run_whose_algorithm_rejects_what_it_learns_publishes_its_best_version_again(
+def test_a_rejected_run_publishes_its_best_version_again(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rejects = threading.Event()
@@ -187,7 +187,7 @@ def test_patience_and_the_best_version_survive_a_kill(redis_url: str, tmp_path: 
     ],
     ids=["solved", "its steps are done"],
 )
-def test_a_run_ends_with_its_best_version_whatever_ends_it(
+def test_a_run_ends_with_its_best_version_for_every_ending(
     redis_url: str, tmp_path: Path, evaluation: dict[str, float], learner: dict[str, float], ending: str
 ) -> None:
     given = judged(evaluation, **learner)
@@ -207,7 +207,7 @@ FAR = 16
 
 
 @pytest.mark.promise("checkpoint-best-evaluation-kept")
-def test_the_best_checkpoint_is_kept_and_gone_back_to(redis_url: str, tmp_path: Path) -> None:
+def test_a_run_keeps_its_best_checkpoint_and_returns_to_it(redis_url: str, tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "checkpoints", 2)
     with Producer(redis_url, tmp_path) as producer:
         with LearnerThread(redis_url, tmp_path, judged(**KEEPING)) as learner:
@@ -292,7 +292,7 @@ def learner_saw(producer: Producer, mean: float) -> bool:
     return f'"evaluation_deterministic": {mean}' in producer.status().learner_json
 
 
-def test_without_a_best_checkpoint_there_is_none_to_go_back_to(redis_url: str, tmp_path: Path) -> None:
+def test_returning_to_a_missing_best_checkpoint_is_refused(redis_url: str, tmp_path: Path) -> None:
     with Producer(redis_url) as producer, LearnerThread(redis_url, tmp_path, endless()) as learner:
         session = producer.open()
         producer.drive([session], lambda: producer.status().latest.update >= 1)

@@ -81,7 +81,7 @@ def _assembled() -> int:
 
 
 @pytest.mark.promise("trained-steps-count-towards", "stale-invalid-quarantined-finite")
-def test_what_is_stale_is_dropped_and_only_what_is_trained_brings_the_run_nearer_to_its_end(
+def test_stale_fragments_are_dropped_and_only_trained_steps_count_to_the_end(
     redis_url: str, tmp_path: Path
 ) -> None:
     given = settings(algorithm=ONE_STEP | {"stale_after": 100}, learner={"total_steps": 2 * BATCH})
@@ -107,7 +107,7 @@ ABSURD = np.full((STEPS, SLOTS), 3e38, np.float32)
     [{"truncated": ENDED}, {"action": OUTSIDE}],
     ids=["no final observation", "an impossible action"],
 )
-def test_a_fragment_that_cannot_be_learned_from_is_invalid_and_its_session_held(
+def test_an_unlearnable_fragment_is_invalid_and_its_session_quarantined(
     redis_url: str, tmp_path: Path, broken: dict[str, np.ndarray]
 ) -> None:
     with LearnerThread(redis_url, tmp_path, endless()) as learner, Producer(redis_url, tmp_path) as producer:
@@ -121,7 +121,7 @@ def test_a_fragment_that_cannot_be_learned_from_is_invalid_and_its_session_held(
 
 
 @pytest.mark.promise("session-quarantined-good-next")
-def test_a_learner_that_starts_again_knows_its_quarantine(redis_url: str, tmp_path: Path) -> None:
+def test_a_restarted_learner_knows_its_quarantine(redis_url: str, tmp_path: Path) -> None:
     with Producer(redis_url, tmp_path) as producer:
         with LearnerThread(redis_url, tmp_path, endless()) as learner:
             hostile, honest = producer.open("hostile"), producer.open("honest")
@@ -150,7 +150,7 @@ def test_a_wrong_probe_answer_quarantines_a_session(redis_url: str, tmp_path: Pa
 
 
 @pytest.mark.promise("stale-invalid-quarantined-finite", "update-fails-exception-number")
-def test_a_fragment_that_makes_an_update_fail_is_left_out_and_booked(redis_url: str, tmp_path: Path) -> None:
+def test_a_fragment_that_fails_an_update_is_left_out_and_booked(redis_url: str, tmp_path: Path) -> None:
     given = settings(algorithm=ONE_STEP | {"stale_after": 100})
     with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url, tmp_path) as producer:
         session = producer.open()
@@ -163,9 +163,7 @@ def test_a_fragment_that_makes_an_update_fail_is_left_out_and_booked(redis_url: 
 
 
 @pytest.mark.promise("three-batches-row-finite")
-def test_three_batches_that_are_not_finite_end_the_run_and_are_behind_its_checkpoint(
-    redis_url: str, tmp_path: Path
-) -> None:
+def test_three_batches_that_are_not_finite_end_the_run_and_are_booked(redis_url: str, tmp_path: Path) -> None:
     given = settings(algorithm=ONE_STEP | {"stale_after": 100})
     with Producer(redis_url) as producer:
         with LearnerThread(redis_url, tmp_path, given) as learner:
@@ -183,7 +181,7 @@ def test_three_batches_that_are_not_finite_end_the_run_and_are_behind_its_checkp
 
 @pytest.mark.promise("session-whose-batches-fail")
 @pytest.mark.parametrize("batch", [CHARGE, 2 * CHARGE])
-def test_one_session_whose_batches_all_fail_does_not_end_the_run_of_others(
+def test_one_session_whose_batches_all_fail_does_not_end_the_run(
     redis_url: str, tmp_path: Path, batch: int
 ) -> None:
     given = settings(
@@ -200,7 +198,7 @@ def test_one_session_whose_batches_all_fail_does_not_end_the_run_of_others(
 
 
 @pytest.mark.promise("log-fills-up-checkpointed")
-def test_a_log_that_fills_up_has_the_learner_checkpoint_early(redis_url: str, tmp_path: Path) -> None:
+def test_a_log_that_fills_up_makes_the_learner_checkpoint_early(redis_url: str, tmp_path: Path) -> None:
     given = settings(broker={"max_log_bytes": 40_000}, learner={"total_steps": 60 * BATCH})
     with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url) as producer:
         session = producer.open()
@@ -211,7 +209,7 @@ def test_a_log_that_fills_up_has_the_learner_checkpoint_early(redis_url: str, tm
     assert result["updates"] == 60
 
 
-def test_an_unanswered_evaluation_leaves_the_last_one_its_own_time(redis_url: str, tmp_path: Path) -> None:
+def test_an_unanswered_evaluation_takes_no_time_from_the_last_one(redis_url: str, tmp_path: Path) -> None:
     given = settings(evaluation={"timeout_s": 2, "episodes": 2, "interval_steps": 10 * BATCH})
     with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url) as producer:
         session, judge = producer.open(), producer.open("judge", role=Role.EVALUATION)
@@ -225,7 +223,7 @@ def test_an_unanswered_evaluation_leaves_the_last_one_its_own_time(redis_url: st
     assert redis.Redis.from_url(redis_url).scard(keys.PINS) == 0
 
 
-def test_the_schema_of_the_tests_is_cartpoles() -> None:
+def test_the_schema_of_the_tests_is_that_of_cartpole() -> None:
     assert make_model(settings()).specification.schema.schema_id == SCHEMA.schema_id
 
 
@@ -244,7 +242,7 @@ def failed(learner: LearnerThread) -> str:
 
 
 @pytest.mark.promise("healthz-role-turns-red")
-def test_a_run_whose_actors_are_gone_says_so(redis_url: str, tmp_path: Path) -> None:
+def test_a_run_without_actors_reports_it(redis_url: str, tmp_path: Path) -> None:
     with LearnerThread(redis_url, tmp_path, impatient()) as learner, Producer(redis_url) as producer:
         session = producer.open()
         producer.drive([session], lambda: producer.status().latest.update >= 2)
@@ -253,7 +251,7 @@ def test_a_run_whose_actors_are_gone_says_so(redis_url: str, tmp_path: Path) -> 
         assert "no rollout worker has an open session" in failed(learner)
 
 
-def test_a_run_whose_weights_reach_no_actor_says_so(redis_url: str, tmp_path: Path) -> None:
+def test_a_run_whose_weights_reach_no_actor_reports_it(redis_url: str, tmp_path: Path) -> None:
     given = impatient(stale_after=3)
     with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url) as producer:
         session = producer.open()
@@ -264,7 +262,7 @@ def test_a_run_whose_weights_reach_no_actor_says_so(redis_url: str, tmp_path: Pa
     assert "no actor acts with the newest weights: actor-0 acts with version 0, version 1" in text
 
 
-def test_a_paused_run_is_not_judged(redis_url: str, tmp_path: Path) -> None:
+def test_a_paused_run_is_not_reported_as_stalled(redis_url: str, tmp_path: Path) -> None:
     with LearnerThread(redis_url, tmp_path, impatient()) as learner, Producer(redis_url) as producer:
         producer.open()
         producer.control("pause")

@@ -46,7 +46,7 @@ def plan(times: int, seed: int) -> list[str]:
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("times", [1, pytest.param(5, marks=pytest.mark.slow)])
-def test_a_learner_that_dies_anywhere_trains_each_fragment_once(times: int, tmp_path: Path) -> None:
+def test_a_learner_killed_at_any_point_trains_each_fragment_once(times: int, tmp_path: Path) -> None:
     versions, uncommitted = Versions(), 0
     parents: dict[int, str] = {}
     with Fleet(tmp_path, SHAPE) as fleet, View(fleet.redis_url) as view:
@@ -122,7 +122,7 @@ def rows(run_dir: Path) -> set[int]:
 
 @pytest.mark.promise("learner-dies-file-version")
 @pytest.mark.timeout(600)
-def test_a_learner_that_dies_between_file_and_row_registers_nothing_by_halves(tmp_path: Path) -> None:
+def test_a_learner_that_dies_between_file_and_row_registers_nothing_partly(tmp_path: Path) -> None:
     versions, registered, deaths = Versions(), set[int](), 0
     with Fleet(tmp_path, KEEPING) as fleet, View(fleet.redis_url) as view:
         start_others(fleet)
@@ -167,7 +167,7 @@ FREEZING: Final = {
 @pytest.mark.promise("learner-slept-through-lease")
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("times", [3, pytest.param(20, marks=pytest.mark.slow)])
-def test_a_learner_that_wakes_behind_its_successor_writes_nothing(times: int, tmp_path: Path) -> None:
+def test_a_learner_that_wakes_after_its_successor_started_writes_nothing(times: int, tmp_path: Path) -> None:
     draw = random.Random(times)
     versions = Versions()
     names = [name for _ in range(times) for name in (FIRST, SECOND)][: times + 1]
@@ -293,7 +293,7 @@ BETWEEN_JUMPS: Final = 30
 
 
 @pytest.mark.parametrize("jumps", [5, pytest.param(25, marks=pytest.mark.slow)])
-def test_an_hour_there_and_back_changes_nothing(
+def test_a_clock_moved_by_an_hour_and_back_changes_nothing(
     jumps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = tmp_path / "clock"

@@ -55,7 +55,7 @@ def assert_same(one: Checkpoint, other: Checkpoint) -> None:
 
 
 @pytest.mark.promise("resumed-learner-continues-same")
-def test_a_resumed_learner_is_what_it_was_at_the_stop(redis_url: str, tmp_path: Path) -> None:
+def test_a_resumed_learner_equals_the_stopped_one(redis_url: str, tmp_path: Path) -> None:
     with Producer(redis_url) as producer:
         with LearnerThread(redis_url, tmp_path, endless()) as learner:
             session = producer.open()
@@ -107,7 +107,7 @@ def test_a_resumed_learner_shows_its_books_from_the_start(
 
 
 @pytest.mark.promise("restart-makes-fragment-stale")
-def test_nothing_is_stale_after_a_kill_three_times_the_limit_behind_the_checkpoint(
+def test_nothing_is_stale_after_a_kill_three_limits_past_the_checkpoint(
     redis_url: str, tmp_path: Path
 ) -> None:
     with Producer(redis_url, tmp_path) as producer:
@@ -158,9 +158,7 @@ def damage(path: Path) -> None:
 
 
 @pytest.mark.promise("resuming-behind-trimmed-part")
-def test_beginning_behind_the_trim_floor_needs_permission_and_is_booked(
-    redis_url: str, tmp_path: Path
-) -> None:
+def test_starting_after_the_trim_floor_needs_permission_and_is_booked(redis_url: str, tmp_path: Path) -> None:
     with Producer(redis_url, tmp_path) as producer:
         with LearnerThread(redis_url, tmp_path, endless()) as learner:
             session = producer.open()
@@ -331,7 +329,7 @@ def test_a_second_learner_on_the_folder_is_refused(redis_url: str, tmp_path: Pat
 
 
 @pytest.mark.promise("entries-returned-redis-lost")
-def test_what_redis_forgot_is_booked(redis_server: RedisServer, tmp_path: Path) -> None:
+def test_entries_that_redis_lost_are_booked(redis_server: RedisServer, tmp_path: Path) -> None:
     url = redis_server.url
     with LearnerThread(url, tmp_path, SHORT_LEASE) as learner, Producer(url, tmp_path) as producer:
         session = producer.open()
@@ -346,7 +344,7 @@ def test_what_redis_forgot_is_booked(redis_server: RedisServer, tmp_path: Path) 
 
 
 @pytest.mark.promise("entries-returned-redis-lost")
-def test_what_was_read_and_then_forgotten_is_lost_by_name(
+def test_entries_that_were_read_and_then_lost_are_named(
     redis_server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     phases, lost = tmp_path / "phases", 3
@@ -457,7 +455,7 @@ def run_killed(url: str, run_dir: Path) -> Checkpoint:
 
 
 @pytest.mark.promise("content-replay-log-read")
-def test_a_killed_learner_ends_bit_by_bit_like_one_that_was_not(
+def test_a_killed_learner_ends_bit_for_bit_like_an_unkilled_one(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:
     whole = run_whole(redis_server.url, tmp_path / "whole")
@@ -475,7 +473,7 @@ def test_a_killed_learner_ends_bit_by_bit_like_one_that_was_not(
 
 
 @pytest.mark.promise("fragments-kept-replay-trimmed")
-def test_a_log_that_fills_up_is_trimmed_behind_what_replay_holds(redis_url: str, tmp_path: Path) -> None:
+def test_a_log_that_fills_up_is_trimmed_up_to_the_entries_in_replay(redis_url: str, tmp_path: Path) -> None:
     given = replaying(200 * CHARGE, {"max_log_bytes": 60_000}, capacity_bytes=6_000, replay_ratio=0.1)
     with LearnerThread(redis_url, tmp_path, given) as learner, Producer(redis_url) as producer:
         session = producer.open()
@@ -490,7 +488,7 @@ def test_a_log_that_fills_up_is_trimmed_behind_what_replay_holds(redis_url: str,
 
 
 @pytest.mark.promise("content-replay-log-read")
-def test_a_damaged_checkpoint_falls_back_to_the_one_before_and_all_that_it_held(
+def test_a_damaged_checkpoint_falls_back_to_the_one_before_with_its_replay(
     redis_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     given = replaying(10**6)

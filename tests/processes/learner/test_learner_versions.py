@@ -126,7 +126,7 @@ def test_the_best_and_the_last_are_registered_with_their_bytes(
 
 
 @pytest.mark.promise("run-ended-best-version")
-def test_what_an_operator_made_active_stays_so_when_the_run_ends_with_a_better_one(
+def test_an_operators_active_version_stays_active_at_the_end_of_a_run(
     redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
 ) -> None:
     with LearnerThread(redis_url, tmp_path, given(ENDLESS)) as learner, Producer(redis_url) as producer:
@@ -139,7 +139,7 @@ def test_what_an_operator_made_active_stays_so_when_the_run_ends_with_a_better_o
     assert [one.version for one in serving if one] == [second, first]
 
 
-def test_nothing_becomes_active_by_itself_where_an_operator_is_to_promote(
+def test_without_activate_first_no_version_becomes_active(
     redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
 ) -> None:
     run(redis_url, tmp_path, given(registry={"activate_first": False}, serving={"policy": "other"}), (10.0,))
@@ -148,7 +148,7 @@ def test_nothing_becomes_active_by_itself_where_an_operator_is_to_promote(
     assert not registry().list(POLICY)
 
 
-def test_every_so_many_updates_a_version_is_registered_and_the_oldest_makes_room(
+def test_versions_are_registered_at_intervals_and_replace_the_oldest(
     redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
 ) -> None:
     made = given(60 * BATCH, keep_every=2)
@@ -164,7 +164,7 @@ def test_every_so_many_updates_a_version_is_registered_and_the_oldest_makes_room
     assert kept_files(tmp_path) == versions.keys() == kept(redis_url)
 
 
-def test_what_a_run_begins_with_is_registered_before_it_has_learned(
+def test_the_initial_version_is_registered_before_learning(
     redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
 ) -> None:
     made = given(60 * BATCH, keep_every=1000)
@@ -178,7 +178,7 @@ def test_what_a_run_begins_with_is_registered_before_it_has_learned(
         learner.drain()
 
 
-def test_a_run_draws_no_number_of_another_that_registers_in_its_registry(
+def test_two_runs_in_one_registry_use_different_numbers(
     redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
 ) -> None:
     run(redis_url, tmp_path, given(), (1.0,))
@@ -191,7 +191,7 @@ def test_a_run_draws_no_number_of_another_that_registers_in_its_registry(
     assert not [version for version in later if version in range(first, first + RANGE)]
 
 
-def test_there_is_no_registry_before_there_is_a_version_to_keep(
+def test_no_registry_is_made_before_the_first_version_to_keep(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kept_versions, "POLL_S", 0.01)
@@ -219,7 +219,7 @@ def test_a_registry_that_somebody_made_is_followed(
         learner.drain()
 
 
-def test_what_an_operator_retires_is_answered_for_no_longer(
+def test_a_version_that_an_operator_retires_is_not_kept(
     redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
 ) -> None:
     made = given(ENDLESS)
@@ -241,7 +241,7 @@ def renumbered(registry: Registry, original: int) -> PolicyVersion | None:
 
 
 @pytest.mark.promise("rollback-new-version-old")
-def test_a_rollback_is_a_new_version_with_old_content_and_training_goes_on(
+def test_a_rollback_is_a_new_version_with_old_content_and_training_continues(
     redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
 ) -> None:
     made = given(ENDLESS)
@@ -265,7 +265,7 @@ def test_a_rollback_is_a_new_version_with_old_content_and_training_goes_on(
 
 
 @pytest.mark.promise("rollback-new-version-old")
-def test_a_rollback_of_a_run_that_is_over_draws_a_number_that_the_next_learner_does_not(
+def test_a_rollback_after_the_end_uses_a_number_that_the_next_learner_skips(
     redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
 ) -> None:
     run(redis_url, tmp_path, given(), (1.0, 2.0))
@@ -285,7 +285,7 @@ def test_a_rollback_of_a_run_that_is_over_draws_a_number_that_the_next_learner_d
 
 
 @pytest.mark.promise("weights-registered-version-available")
-def test_bytes_that_redis_lost_come_back_from_the_files(
+def test_bytes_that_redis_lost_are_restored_from_the_files(
     redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
 ) -> None:
     run(redis_url, tmp_path, given(), (1.0,))
@@ -302,7 +302,7 @@ def test_bytes_that_redis_lost_come_back_from_the_files(
     assert versions <= kept(redis_url)
 
 
-def test_what_a_run_begins_with_is_not_lost_to_a_registry_that_fails(
+def test_the_initial_version_is_registered_after_a_failure_of_the_registry(
     redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
 ) -> None:
     made = given(ENDLESS, keep_every=1)
@@ -318,7 +318,7 @@ def test_what_a_run_begins_with_is_not_lost_to_a_registry_that_fails(
 
 @pytest.mark.promise("registry-fails-end-learning")
 @pytest.mark.parametrize("broken", ["no folder", "not a database"])
-def test_learning_goes_on_without_a_registry(redis_url: str, tmp_path: Path, broken: str) -> None:
+def test_learning_continues_without_a_registry(redis_url: str, tmp_path: Path, broken: str) -> None:
     file = tmp_path / "registry.sqlite"
     if broken == "no folder":
         file.mkdir()
@@ -334,7 +334,7 @@ def failures() -> float:
     return float(metrics.REGISTRY_FAILURES._value.get())
 
 
-def test_another_run_in_the_same_registry_is_left_alone(
+def test_another_run_in_the_same_registry_is_unchanged(
     redis_url: str, tmp_path: Path, registry: Callable[[], Registry]
 ) -> None:
     url = registry_url(tmp_path)

@@ -96,7 +96,7 @@ def test_experience_flows_through_a_bad_network(
 
 
 @pytest.mark.slow
-def test_weights_arrive_over_a_thin_line(redis_server: RedisServer, tmp_path: Path) -> None:
+def test_weights_arrive_over_a_slow_connection(redis_server: RedisServer, tmp_path: Path) -> None:
     blob = bytes(range(256)) * 4096 + b"behind the first chunk"
     with network_run(redis_server, tmp_path, weights=blob) as run:
         run.proxy.set(bytes_per_s=MEGABIT_PER_S)
@@ -137,7 +137,7 @@ def survive_silence(server: RedisServer, folder: Path, seconds: float) -> None:
 
 
 @pytest.mark.usefixtures("hasty")
-def test_an_actor_that_is_cut_off_keeps_no_more_than_its_outbox(
+def test_a_disconnected_actor_keeps_no_more_than_its_outbox(
     redis_server: RedisServer, tmp_path: Path
 ) -> None:
     outbox = 4
@@ -195,7 +195,7 @@ def noticed(who: str) -> Callable[[], float]:
         pytest.param("redis", 10, 20, marks=pytest.mark.slow),
     ],
 )
-def test_a_frozen_process_delays_and_loses_nothing(
+def test_a_frozen_process_causes_delay_and_no_loss(
     redis_server: RedisServer,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -262,7 +262,7 @@ def await_all(run: NetworkRun, actors: int) -> None:
 
 
 @pytest.mark.parametrize("actors", [40, pytest.param(200, marks=pytest.mark.slow)])
-def test_a_herd_comes_back_one_by_one(redis_server: RedisServer, tmp_path: Path, actors: int) -> None:
+def test_many_actors_reconnect_one_by_one(redis_server: RedisServer, tmp_path: Path, actors: int) -> None:
     with (
         network_run(redis_server, tmp_path, budget=2 * actors * CHARGE, session_timeout_ms=60_000) as run,
         watching(run, actors) as sessions,
@@ -298,7 +298,7 @@ def busiest_second(times: list[float]) -> int:
     return max(sum(start <= at < start + 1 for at in times) for start in times)
 
 
-def test_every_option_is_one_that_grpc_knows() -> None:
+def test_every_channel_option_is_known_to_grpc() -> None:
     library = Path(cygrpc.__file__).read_bytes()
     for name, _ in (*CHANNEL_OPTIONS, *SERVER_OPTIONS):
         assert name.encode() in library, name
@@ -325,7 +325,7 @@ def test_an_idle_connection_is_kept(redis_server: RedisServer, tmp_path: Path, s
 
 @pytest.mark.promise("lost-replies-cost-fragment")
 @pytest.mark.parametrize("fragments", [2_000, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_lost_replies_leave_every_fragment_once_and_in_order(
+def test_with_lost_replies_every_fragment_is_stored_once_in_order(
     redis_server: RedisServer, tmp_path: Path, fragments: int
 ) -> None:
     with network_run(redis_server, tmp_path) as run:
@@ -366,7 +366,7 @@ def model(order: list[int]) -> Counter[str]:
         pytest.param(2_000, 16, marks=pytest.mark.slow),
     ],
 )
-def test_doubled_and_reordered_messages_are_stored_once_in_order(
+def test_repeated_and_reordered_messages_are_stored_once_in_order(
     redis_server: RedisServer, tmp_path: Path, count: int, at_once: int
 ) -> None:
     order = arrivals(count, random.Random(count)) + list(range(1, count + 1))

@@ -133,7 +133,7 @@ def verify(run: NetworkRun, over: threading.Event) -> int:
 
 
 @pytest.mark.parametrize("cancels", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_calls_that_are_given_up_mix_nothing_and_leak_nothing(
+def test_cancelled_calls_mix_and_leak_nothing(
     redis_server: RedisServer, tmp_path: Path, cancels: int
 ) -> None:
     with network_run(redis_server, tmp_path, weights=BLOB) as run, ThreadPoolExecutor(CANCELLERS + 1) as pool:
@@ -213,7 +213,7 @@ def churn(run: NetworkRun, sessions: int, first: int) -> None:
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("sessions", [1_000, pytest.param(20_000, marks=pytest.mark.slow)])
-def test_sessions_that_come_and_go_leave_nothing_behind(
+def test_opened_and_closed_sessions_leave_nothing(
     redis_server: RedisServer, tmp_path: Path, sessions: int
 ) -> None:
     with network_run(redis_server, tmp_path) as run:
@@ -353,7 +353,7 @@ def assert_all_rise(run: SlowLineRun) -> None:
 
 @pytest.mark.promise("line-20-mb-s")
 @pytest.mark.parametrize("fetch_wait_s", [0.0, 1000.0])
-def test_each_actor_gets_newer_weights_over_a_slow_line(
+def test_each_actor_gets_newer_weights_over_a_slow_connection(
     redis_server: RedisServer, tmp_path: Path, fetch_wait_s: float
 ) -> None:
     with slow_line_run(redis_server, tmp_path, mib=2.5, actors=4, fetch_wait_s=fetch_wait_s) as run:

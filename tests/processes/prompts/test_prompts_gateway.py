@@ -93,7 +93,7 @@ def test_a_killed_gateway_finds_its_run_again(tmp_path: Path) -> None:
         (("--listen", "0.0.0.0:0", "--insecure"), "--project"),
     ],
 )
-def test_what_cannot_be_served_is_told_at_once(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+def test_an_unservable_run_is_refused_at_once(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
     gateway = PromptsGateway(tmp_path, *words)
     assert gateway.process.wait(120) == 2
     assert said in gateway.said()
@@ -140,7 +140,7 @@ PACKAGE: Final = ROOT / "clients" / "typescript"
 
 
 @pytest.mark.timeout(1200)
-def test_its_own_suite_passes() -> None:
+def test_the_suite_of_the_typescript_client_passes() -> None:
     node_client.install(PACKAGE)
     done = subprocess.run(
         ["npm", "test"],
@@ -174,7 +174,7 @@ def look(tab: "Page", prompt: str) -> None:
 
 @needs_chromium
 @pytest.mark.timeout(600)
-def test_a_prompt_is_looked_at_and_rated(browser: "Browser", tmp_path: Path) -> None:
+def test_a_person_reads_and_rates_a_prompt(browser: "Browser", tmp_path: Path) -> None:
     complaints: list[str] = []
     with PromptsGateway(tmp_path, *SMALL) as gateway:
         tab = open_tab(browser, gateway.url, complaints, "/prompts")

@@ -93,7 +93,7 @@ def write(policy: Policy, folder: Path, *, masked: tuple[str, ...] = ()) -> None
 
 @pytest.mark.promise("exported-model-acts-policy")
 @pytest.mark.parametrize("name", SHOWN)
-def test_the_lines_of_the_page_act_as_the_policy_does(name: str, tmp_path: Path) -> None:
+def test_the_code_on_the_page_acts_as_the_policy_does(name: str, tmp_path: Path) -> None:
     space, action, section = CASES[name]
     policy = trained(space, action, section)
     allowed = masks(action, 6) if name == "choices" else {}

@@ -95,7 +95,7 @@ def not_learned(reason: str) -> float:
     return value
 
 
-def test_numbers_are_given_when_fragments_are_sent(
+def test_fragments_are_numbered_when_sent(
     broker: BrokerProcess, redis_url: str, opened: Callable[[], Session]
 ) -> None:
     log, queue = open_run(redis_url), ServedQueue(100, 0)
@@ -115,7 +115,7 @@ def test_numbers_are_given_when_fragments_are_sent(
 
 
 @pytest.mark.promise("policy-server-numbers-fragments")
-def test_what_was_refused_as_full_is_numbered_again(
+def test_fragments_refused_as_full_are_numbered_again(
     broker: BrokerProcess, redis_url: str, opened: Callable[[], Session]
 ) -> None:
     log, queue = open_run(redis_url, max_log_entries=4, budget=1000 * CHARGE), ServedQueue(100, 0)
@@ -156,7 +156,7 @@ def _refusals(reason: str) -> float:
 
 
 @pytest.mark.promise("policy-server-numbers-fragments")
-def test_what_has_grown_stale_is_dropped_before_it_has_a_number(
+def test_stale_fragments_are_dropped_before_they_have_a_number(
     broker: BrokerProcess, redis_url: str, opened: Callable[[], Session]
 ) -> None:
     log, queue = open_run(redis_url), ServedQueue(100, 5)
@@ -175,7 +175,7 @@ def test_what_has_grown_stale_is_dropped_before_it_has_a_number(
     log.close()
 
 
-def test_a_session_that_ends_loses_what_was_under_way_and_counts_it(
+def test_a_session_that_ends_counts_its_unacknowledged_fragments_as_lost(
     broker: BrokerProcess, redis_url: str, opened: Callable[[], Session]
 ) -> None:
     log, queue = open_run(redis_url), ServedQueue(100, 0)
@@ -198,7 +198,7 @@ def test_a_session_that_ends_loses_what_was_under_way_and_counts_it(
     log.close()
 
 
-def test_a_server_that_is_asked_to_end_hands_over_what_was_played(
+def test_a_server_told_to_end_delivers_finished_steps(
     redis_server: RedisServer, broker: BrokerProcess, tmp_path: Path
 ) -> None:
     learner = ScriptedLearner(redis_server.url, Plan(environment={"id": "CartPole-v1", "count": 1}))
@@ -237,7 +237,7 @@ def test_a_server_that_is_asked_to_end_hands_over_what_was_played(
     learner.log.close()
 
 
-def test_a_server_whose_run_has_ended_answers_on_with_the_last_weights(
+def test_a_server_continues_with_the_last_weights_after_its_run(
     redis_server: RedisServer, broker: BrokerProcess, tmp_path: Path
 ) -> None:
     learner = ScriptedLearner(redis_server.url, Plan(environment={"id": "CartPole-v1", "count": 1}))
@@ -287,7 +287,7 @@ def serves(training: Training) -> bool:
     return any(one["role"] == "server" for one in found.values())
 
 
-def test_a_flush_takes_the_steps_of_an_episode_that_goes_on(training: Training, tmp_path: Path) -> None:
+def test_a_flush_takes_the_steps_of_an_episode_that_continues(training: Training, tmp_path: Path) -> None:
     training.until(lambda: serves(training))
     with PolicyClient(f"unix:{tmp_path}/serve.sock", deadline_s=60) as client:
         observation = np.zeros(4, np.float32)

@@ -98,7 +98,7 @@ def test_actions_are_those_of_the_active_version(run: ServedRun, client: PolicyC
 
 
 @pytest.mark.promise("feedback-arrives-step-went")
-def test_a_reward_that_comes_after_the_end_is_kept_under_episode_and_step(
+def test_a_reward_after_the_end_is_stored_under_episode_and_step(
     run: ServedRun, server: BrokerProcess, client: PolicyClient
 ) -> None:
     episode = client.start_episode("bea")
@@ -119,7 +119,7 @@ def test_a_reward_that_comes_after_the_end_is_kept_under_episode_and_step(
     assert kept == [(1, 0.25), (2, -2.0)]
 
 
-def test_what_was_answered_stands_in_the_metrics(server: BrokerProcess, client: PolicyClient) -> None:
+def test_answers_are_counted_in_the_metrics(server: BrokerProcess, client: PolicyClient) -> None:
     client.act_batch(ROWS)
     episode = client.start_episode("cleo")
     episode.act(ROWS[0])
@@ -157,7 +157,7 @@ async def test_a_stream_answers_many_requests_in_flight(run: ServedRun, server: 
         assert await asyncio.gather(*map(play, episodes)) == [len(ROWS)] * 8
 
 
-def test_a_network_of_ones_own_is_served_where_the_runs_own_configuration_allows_it(tmp_path: Path) -> None:
+def test_a_custom_network_is_served_where_the_runs_configuration_allows_it(tmp_path: Path) -> None:
     module = "tests.support.experience.own_networks"
     run = begun(tmp_path / "run", network=f"{module}:Good")
     (run.folder / "config.toml").write_text(f'[actor]\nallow_modules = ["{module}"]\n')
@@ -195,7 +195,7 @@ def serves(client: PolicyClient, active: int) -> bool:
 
 
 @pytest.mark.promise("answer-comes-wholly-version", "client-keeps-arm-versions")
-def test_swaps_under_load_cost_no_request(run: ServedRun, server: BrokerProcess) -> None:
+def test_changing_versions_under_load_loses_no_request(run: ServedRun, server: BrokerProcess) -> None:
     clients, swaps = 8, 20
     stop, answers = threading.Event(), [0] * clients
     versions: list[set[int]] = [set() for _ in range(clients)]
@@ -256,7 +256,7 @@ def test_damaged_weights_are_not_served(run: ServedRun, server: BrokerProcess, c
     assert server.log.read_text().count("cannot be served") - said <= 3
 
 
-def test_sigterm_answers_what_is_in_flight(tmp_path: Path) -> None:
+def test_calls_in_flight_are_answered_after_sigterm(tmp_path: Path) -> None:
     parts, more = to_parts("observation", OBSERVATION, ROWS[0]), threading.Event()
 
     def slowly() -> Iterator[pb.ActRequest]:

@@ -76,7 +76,7 @@ def code(channel: grpc.Channel, name: str) -> grpc.StatusCode:
     return grpc.StatusCode.OK
 
 
-def test_every_call_is_the_clients_and_stands_in_the_table() -> None:
+def test_every_call_is_in_the_table_for_clients() -> None:
     methods = {method.name for method in pb.DESCRIPTOR.services_by_name["PolicyService"].methods}
     assert methods == CALLS.keys()
     assert {path: parties for path, parties in ACCESS.items() if SERVICE in path} == {
@@ -102,14 +102,14 @@ def test_a_client_is_served(server: BrokerProcess, certificates: Path) -> None:
         ("", grpc.StatusCode.UNAVAILABLE),
     ],
 )
-def test_no_other_caller_is_served(
+def test_only_allowed_callers_are_served(
     server: BrokerProcess, certificates: Path, name: str, expected: grpc.StatusCode
 ) -> None:
     with open_channel(server.address, shown(certificates, name)) as channel:
         assert {call: code(channel, call) for call in CALLS} == dict.fromkeys(CALLS, expected)
 
 
-def test_health_is_for_all_of_the_run_and_reflection_for_operators(
+def test_everyone_in_the_run_sees_health_and_operators_reflection(
     server: BrokerProcess, certificates: Path
 ) -> None:
     with open_channel(server.address, shown(certificates, "actor")) as channel:

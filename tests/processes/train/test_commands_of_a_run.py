@@ -71,7 +71,7 @@ def test_a_run_is_steered_from_the_command_line(endless: Training) -> None:
     assert verdict.fragments["restored"] == training.summary()["ledger"]["dropped"].get("restored", 0)
 
 
-def test_episodes_of_random_actions_are_counted_written_and_drawn(
+def test_random_episodes_are_counted_written_and_plotted(
     start: Callable[..., Training], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -123,7 +123,7 @@ def jobs(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     return command("jobs", *words, cwd=folder)
 
 
-def test_a_job_goes_on_without_who_started_it_until_it_is_stopped(tmp_path: Path) -> None:
+def test_a_job_outlives_its_starter_until_it_is_stopped(tmp_path: Path) -> None:
     socket = f"unix:{tmp_path}/s"
     started = jobs(tmp_path, "start", "--name", "pole", "CartPole-v1", *LONG, "--serve", socket)
     assert started.returncode == 0, started.stderr
@@ -217,7 +217,7 @@ def resumed_until(folder: Path, words: str, *arguments: str) -> tuple[int, str]:
 
 
 @pytest.mark.promise("refused-resume-writes-nothing")
-def test_an_attempt_that_learned_nothing_leaves_what_the_run_knows(ended: Path, tmp_path: Path) -> None:
+def test_an_attempt_that_learned_nothing_keeps_the_runs_state(ended: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(ended, tmp_path / "run"))
     before = content(folder)
     code, err = resumed_until(folder, ": starting ", "--total-steps", "100000000", "--seed", "7")
@@ -228,7 +228,7 @@ def test_an_attempt_that_learned_nothing_leaves_what_the_run_knows(ended: Path, 
     assert "config.next.toml" not in after
 
 
-def test_an_attempt_that_learned_makes_its_settings_the_runs(ended: Path, tmp_path: Path) -> None:
+def test_settings_of_an_attempt_that_learned_become_the_runs(ended: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(ended, tmp_path / "run"))
     code, err = resumed_until(folder, " training", "--total-steps", "100000000", "--actors", "2")
     assert code == 130, err
@@ -247,7 +247,7 @@ def said(*arguments: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
     return command("train", *TINY, *arguments, timeout=4 * PATIENCE_S, cwd=cwd)
 
 
-def test_a_run_without_an_early_end_is_predicted_from_a_short_one(tmp_path: Path) -> None:
+def test_a_runs_time_is_predicted_from_a_short_run(tmp_path: Path) -> None:
     told = said("--dry-run", "--json", "--set", "learner.total_steps=100000000", cwd=tmp_path)
     assert told.returncode == 0, told.stderr
     predicted = json.loads(told.stdout)
@@ -264,7 +264,7 @@ def test_a_run_without_an_early_end_is_predicted_from_a_short_one(tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_of_few_steps_is_made_whole(tmp_path: Path) -> None:
+def test_a_short_run_is_tried_in_full(tmp_path: Path) -> None:
     told = said("--dry-run", "--set", "learner.total_steps=1024", cwd=tmp_path)
     assert told.returncode == 0, told.stderr
     text = told.stdout
@@ -309,7 +309,7 @@ def test_ctrl_c_leaves_no_process_and_no_folder(dry_run: "subprocess.Popen[str]"
 
 
 @pytest.mark.promise("learner-finished-stays-alive")
-def test_a_learner_that_is_done_stays_until_it_is_asked_to_end(redis_url: str, tmp_path: Path) -> None:
+def test_a_finished_learner_stays_until_told_to_end(redis_url: str, tmp_path: Path) -> None:
     config = tmp_path / "run.toml"
     config.write_text(dump(settings(learner={"total_steps": 2 * BATCH, "stop_at_target": False})))
     run_dir = tmp_path / "run"

@@ -86,21 +86,19 @@ def check(clone: Path, done: subprocess.CompletedProcess[str]) -> None:
 
 
 @pytest.mark.parametrize("name", ["home", pytest.param("Zuhause mit Ümlaut", marks=pytest.mark.slow)])
-def test_a_first_start_with_an_empty_home(clone: Path, tmp_path: Path, name: str) -> None:
+def test_a_first_start_works_with_an_empty_home(clone: Path, tmp_path: Path, name: str) -> None:
     home = tmp_path / name
     home.mkdir()
     check(clone, train(clone, home))
 
 
 @pytest.mark.slow
-def test_a_first_start_with_a_home_that_is_not_there(clone: Path, tmp_path: Path) -> None:
+def test_a_first_start_works_without_a_home(clone: Path, tmp_path: Path) -> None:
     home = tmp_path / "absent"
     check(clone, train(clone, home))
 
 
-def test_a_first_start_of_a_user_without_rights_and_with_a_home_that_is_only_read(
-    own_clone: Path, short_folder: Path
-) -> None:
+def test_a_first_start_works_with_a_read_only_home(own_clone: Path, short_folder: Path) -> None:
     home = short_folder / "home"
     home.mkdir(mode=0o555)
     user = as_nobody()
@@ -120,7 +118,7 @@ def config(folder: Path, **learner: Any) -> TrainingConfig:
     return TrainingConfig("CartPole-v1", settings=settings, run_dir=folder / "run")
 
 
-def test_a_run_is_started_waited_for_and_told(tmp_path: Path) -> None:
+def test_a_run_is_started_awaited_and_summarised(tmp_path: Path) -> None:
     job = begin(config(tmp_path, total_updates=2, total_steps=100_000))
     with pytest.raises(TimeoutError):
         job.result(timeout_s=0)
@@ -132,7 +130,7 @@ def test_a_run_is_started_waited_for_and_told(tmp_path: Path) -> None:
     assert not job.is_running
 
 
-def test_a_run_that_is_stopped_says_so_and_goes_on(tmp_path: Path) -> None:
+def test_a_run_that_is_stopped_says_so_and_continues(tmp_path: Path) -> None:
     job = begin(config(tmp_path, total_steps=10**9, total_updates=150))
     lines = tmp_path / "run" / "metrics.jsonl"
     for _ in range(int(PATIENCE_S / 0.2)):
@@ -150,7 +148,7 @@ def test_a_run_that_is_stopped_says_so_and_goes_on(tmp_path: Path) -> None:
     assert (result.interrupted, result.updates, result.run_dir) == (False, 150, tmp_path / "run")
 
 
-def test_a_run_that_cannot_begin_says_why(tmp_path: Path) -> None:
+def test_a_run_that_cannot_start_names_the_cause(tmp_path: Path) -> None:
     wrong = TrainingConfig("No-such-environment-v0", run_dir=tmp_path / "run")
     with pytest.raises(TrainingFailed, match="No-such-environment-v0"):
         begin(wrong).result(PATIENCE_S)
@@ -158,7 +156,7 @@ def test_a_run_that_cannot_begin_says_why(tmp_path: Path) -> None:
         estimate(TrainingConfig("CartPole-v1", settings={"unheard": {"of": 1}}))
 
 
-def test_nothing_of_a_learner_is_loaded() -> None:
+def test_no_module_of_the_learner_is_loaded() -> None:
     code = "import sys, penstock.training; print(sorted(sys.modules))"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     for module in ("torch", "grpc", "penstock.launch", "penstock.learner", "gymnasium"):

@@ -109,7 +109,7 @@ def test_the_ranks_of_a_learner_are_learners(start: Callable[..., Training]) -> 
     assert code == 0, err
 
 
-def test_who_ends_a_run_does_not_wait_for_a_fork_server_that_hangs(start: Callable[..., Training]) -> None:
+def test_ending_a_run_does_not_wait_for_a_hanging_fork_server(start: Callable[..., Training]) -> None:
     training = start("CartPole-v1", *LONG)
     log = training.run_dir / "logs" / "launcher.log"
     while not (servers := forking(training.process.pid)):
@@ -123,7 +123,7 @@ def test_who_ends_a_run_does_not_wait_for_a_fork_server_that_hangs(start: Callab
     assert "timed out" not in log.read_text()
 
 
-def test_a_launcher_whose_parent_ignores_ends_of_children_sees_those_of_its_own(
+def test_a_launcher_whose_parent_ignores_sigchld_sees_its_children_end(
     start: Callable[..., Training],
 ) -> None:
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -172,7 +172,7 @@ def test_an_evaluation_has_the_priority_of_the_run(start: Callable[..., Training
 
 
 @pytest.mark.parametrize(("role", "lower"), [("rollout", 0), ("evaluation", EVALUATOR_NICENESS)])
-def test_a_start_gives_way_to_who_learns(role: str, lower: int) -> None:
+def test_a_process_that_starts_gives_way_to_the_learner(role: str, lower: int) -> None:
     done = subprocess.run(
         [sys.executable, "-c", STARTS, role], capture_output=True, text=True, check=True, timeout=60
     )

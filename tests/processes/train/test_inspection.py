@@ -79,7 +79,7 @@ def test_status_shows_rates_versions_and_health_of_every_role(watched: Training)
     assert seen["run"].startswith("cartpole-v1-")
 
 
-def test_status_in_words_begins_with_the_bottleneck(watched: Training) -> None:
+def test_the_readable_status_begins_with_the_bottleneck(watched: Training) -> None:
     reply = command("status", str(watched.run_dir))
     first, _, rest = reply.stdout.partition("\n")
     assert "-bound: " in first or first.startswith("balanced: ")
@@ -88,9 +88,7 @@ def test_status_in_words_begins_with_the_bottleneck(watched: Training) -> None:
 
 
 @pytest.mark.parametrize(("role", "bound"), [("learner", "learner-bound"), ("broker", "broker-bound")])
-def test_a_process_that_stands_still_is_named_as_the_bottleneck(
-    watched: Training, role: str, bound: str
-) -> None:
+def test_a_stalled_process_is_named_as_the_bottleneck(watched: Training, role: str, bound: str) -> None:
     name = watched.run_dir.name
     with stopped(watched.pids()[role]):
         verdict = status(watched)["bottleneck"]

@@ -75,7 +75,7 @@ class Operator:
 
 
 @pytest.mark.promise("weights-registered-version-available")
-def test_versions_of_a_run_are_answered_for_until_they_are_retired(training: Training) -> None:
+def test_versions_of_a_run_are_kept_until_they_are_retired(training: Training) -> None:
     training.until_steps(1)
     operator = Operator(training)
     training.until_steps(15_000)
@@ -139,7 +139,7 @@ def control(redis_url: str, tmp_path: Path) -> Iterator[Callable[..., control_pb
         yield start
 
 
-def test_a_broker_without_a_registry_says_what_to_set(
+def test_a_broker_without_a_registry_names_the_setting(
     control: Callable[..., control_pb2_grpc.ControlServiceStub],
 ) -> None:
     stub = control()
@@ -158,7 +158,7 @@ def test_a_broker_without_a_registry_says_what_to_set(
         assert "penstock policy" in text
 
 
-def test_what_the_registry_refuses_ends_a_call_in_words(
+def test_a_call_refused_by_the_registry_ends_with_its_message(
     control: Callable[..., control_pb2_grpc.ControlServiceStub], tmp_path: Path
 ) -> None:
     url = f"sqlite:///{tmp_path / 'registry.sqlite'}"

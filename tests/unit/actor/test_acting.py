@@ -43,7 +43,7 @@ from tests.support.experience.experience import box
 from tests.support.run import small_run
 
 
-def test_weights_that_arrive_slowly_are_progress_and_those_that_stand_still_are_not() -> None:
+def test_slowly_arriving_weights_are_progress_and_stalled_ones_are_not() -> None:
     now = [0.0]
     health = Health("actor", lambda: now[0])
     watch(health, stall_timeout_s=100.0)
@@ -59,7 +59,7 @@ def test_weights_that_arrive_slowly_are_progress_and_those_that_stand_still_are_
 
 
 @pytest.mark.promise("healthz-role-turns-red")
-def test_a_broker_that_answers_nothing_is_told_from_one_that_holds_a_call() -> None:
+def test_a_silent_broker_is_distinguished_from_one_that_holds_a_call() -> None:
     now = [0.0]
     health = Health("actor", lambda: now[0])
     answered = watch_broker(health, stall_timeout_s=10.0)
@@ -123,7 +123,7 @@ def stepper(mode: AutoresetMode, *, inside: bool = False, broken: int = -1, cut:
 
 @pytest.mark.parametrize("inside", [False, True], ids=["info", "observation"])
 @pytest.mark.parametrize("mode", AutoresetMode)
-def test_the_mask_belongs_to_the_observation_beside_it(mode: AutoresetMode, *, inside: bool) -> None:
+def test_the_mask_belongs_to_the_observation_of_its_step(mode: AutoresetMode, *, inside: bool) -> None:
     made = stepper(mode, inside=inside)
     path = "observation/count" if inside else "observation"
     row, ignored = made.reset([0, 0]), np.zeros(SLOTS, bool)
@@ -143,7 +143,7 @@ def test_the_mask_belongs_to_the_observation_beside_it(mode: AutoresetMode, *, i
 @pytest.mark.promise("dqn-values-truncated-step")
 @pytest.mark.parametrize("inside", [False, True], ids=["info", "observation"])
 @pytest.mark.parametrize("mode", AutoresetMode)
-def test_what_a_last_observation_allows_comes_with_it(mode: AutoresetMode, *, inside: bool) -> None:
+def test_a_last_observation_comes_with_its_mask(mode: AutoresetMode, *, inside: bool) -> None:
     made = stepper(mode, inside=inside, cut=True)
     path = "observation/count" if inside else "observation"
     made.reset([0, 0])
@@ -167,7 +167,7 @@ def test_a_mask_that_allows_nothing_names_slot_and_step() -> None:
         made.step(np.zeros(SLOTS, np.int64))
 
 
-def test_an_environment_without_masks_is_told() -> None:
+def test_an_environment_without_masks_is_reported() -> None:
     masks = Masks("action_mask", Discrete(2), 1)
     with pytest.raises(Fatal, match=r"slot 0 allows nothing, or was not given, at step 0"):
         masks.check(masks.read(np.zeros((1, 3)), {}), np.ones(1, bool))
@@ -201,7 +201,7 @@ def test_every_form_of_a_mask_is_read_in_the_order_of_the_space(space: Space, gi
     assert all(name.startswith("mask/action") for name in rows)
 
 
-def test_a_mask_of_another_size_is_refused_with_both_numbers() -> None:
+def test_a_mask_of_the_wrong_size_is_refused_with_both_sizes() -> None:
     with pytest.raises(Fatal, match=r"masks of 4 choices came, the action space has 3"):
         Masks("m", Discrete(3), SLOTS).read(np.zeros(SLOTS), {"m": np.ones((SLOTS, 4))})
 
@@ -299,7 +299,7 @@ def test_shaping_adds_the_difference_of_potentials(
     assert rewards(collect(mode, shape(), nested=nested, cuts=cuts)[0]) == SHAPED
 
 
-def test_shaping_where_a_step_only_resets() -> None:
+def test_shaping_is_zero_where_a_step_only_resets() -> None:
     found = rewards(collect(AutoresetMode.NEXT_STEP, shape())[0])
     assert found == [SHAPED[0][: len(found[0])], SHAPED[1][: len(found[1])]]
     assert [len(slot) for slot in found] == [5, 5]
@@ -307,14 +307,14 @@ def test_shaping_where_a_step_only_resets() -> None:
 
 @pytest.mark.promise("reward-wrappers-change-rewards")
 @pytest.mark.parametrize("wrappers", [(), ({"scale": 0.0},), (shape(), {"clip": [-1, 1]})])
-def test_returns_of_episodes_are_the_environments_own(wrappers: tuple[dict[str, Any], ...]) -> None:
+def test_episode_returns_are_those_of_the_environment(wrappers: tuple[dict[str, Any], ...]) -> None:
     _, episodes = collect(AutoresetMode.SAME_STEP, *wrappers, cuts=(2, 5))
     assert [(one.slot_id, one.episode_return) for one in episodes] == [
         (1, 1.0), (0, 6.0), (0, 101.0), (1, 410.0), (1, 403.0),
     ]  # fmt: skip
 
 
-def test_the_sum_of_float32_is_not_left() -> None:
+def test_rewards_beyond_float32_are_clipped_to_its_range() -> None:
     tensors: dict[str, Array] = {
         "reward": np.full((1, 1), 1e38, np.float32),
         "valid": np.ones((1, 1), bool),
@@ -340,7 +340,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("wrapper", "message"), MISTAKES.values(), ids=MISTAKES.keys())
-def test_a_wrapper_is_one_change(wrapper: dict[str, Any], message: str) -> None:
+def test_an_invalid_wrapper_is_refused(wrapper: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         section(wrapper)
 
@@ -360,7 +360,7 @@ def test_a_reset_between_an_end_and_its_reset_step_starts_clean() -> None:
     assert made.step(action).valid is None
 
 
-def test_a_vector_environment_that_does_not_say_how_it_resets_is_refused() -> None:
+def test_a_vector_environment_with_an_unknown_reset_mode_is_refused() -> None:
     environment = vector(AutoresetMode.NEXT_STEP, 1)
     environment.metadata = {"autoreset_mode": "Sometimes"}
     with pytest.raises(ConfigurationError, match=r"autoreset_mode.*'Sometimes'.*vectorise='sync'"):
@@ -460,7 +460,7 @@ def specification(**changes: Any) -> RunSpecification:
     return replace(small_run.specification(), observation_space=observation, action_space=action, **changes)
 
 
-def test_a_process_sets_its_own_threads_outbox_and_timeout_only(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_process_sets_only_its_own_threads_outbox_and_timeout(caplog: pytest.LogCaptureFixture) -> None:
     local = ActorSection(threads=4, outbox_fragments=2, stall_timeout_s=9, unroll_length=7, compress="off")
     read = run.read(specification(actor_json='{"threads":2,"unroll_length":32}'), local)
     assert (read.actor.threads, read.actor.outbox_fragments, read.actor.stall_timeout_s) == (4, 2, 9)
@@ -511,7 +511,7 @@ def test_the_specification_cannot_allow_a_module_itself(stranger: str, asked: di
     ],
 )
 @pytest.mark.parametrize("workload", ["control", "chat", "rlhf"])
-def test_a_place_of_an_environment_is_none_of_the_specification(
+def test_a_specification_cannot_set_a_place_of_an_environment(
     stranger: str, workload: str, environment_id: str, key: str
 ) -> None:
     text = json.dumps({"id": environment_id, "kwargs": {key: f"{stranger}:Good"}})
@@ -520,7 +520,7 @@ def test_a_place_of_an_environment_is_none_of_the_specification(
     assert stranger not in sys.modules
 
 
-def test_who_only_serves_or_exports_imports_no_network_either(stranger: str) -> None:
+def test_serving_and_exporting_import_no_untrusted_network(stranger: str) -> None:
     asked = specification(policy_json='{"network":"stranger:Good"}')
     with pytest.raises(ConfigurationError, match=r"policy\.network='stranger:Good'.*allow_modules"):
         policy_maker(asked)

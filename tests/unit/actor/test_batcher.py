@@ -89,7 +89,7 @@ def pass_under_way(batcher: Batcher, seconds: float = 1.0) -> Iterator[tuple[Hel
         held.go.set()
 
 
-async def test_questions_of_one_moment_share_a_pass() -> None:
+async def test_simultaneous_requests_share_a_pass() -> None:
     batcher, loaded = make(), loaded_of(MADE)
     asked = [question_of(1 + i % 3, i) for i in range(20)]
     with passes() as counted:
@@ -101,7 +101,7 @@ async def test_questions_of_one_moment_share_a_pass() -> None:
     batcher.close()
 
 
-async def test_a_probe_waits_for_others_and_learns_how_many_come() -> None:
+async def test_a_probe_waits_for_requests_and_learns_how_many_arrive() -> None:
     batcher, loaded = alone(max_wait_s=0.02), loaded_of(MADE)
     for _ in range(15):
         await batcher.ask(loaded, question_of())
@@ -117,7 +117,7 @@ async def test_a_probe_waits_for_others_and_learns_how_many_come() -> None:
     batcher.close()
 
 
-async def test_a_pass_takes_at_most_max_rows_and_the_oldest_first() -> None:
+async def test_a_pass_takes_at_most_max_rows_oldest_first() -> None:
     batcher, loaded = make(max_rows=8), loaded_of(MADE)
     order: list[int] = []
     futures = []
@@ -131,7 +131,7 @@ async def test_a_pass_takes_at_most_max_rows_and_the_oldest_first() -> None:
     batcher.close()
 
 
-async def test_what_is_late_is_refused_and_not_computed() -> None:
+async def test_late_requests_are_refused_and_not_computed() -> None:
     batcher, loaded = make(), loaded_of(MADE)
     now = asyncio.get_running_loop().time()
     with passes() as counted:
@@ -147,7 +147,7 @@ async def test_what_is_late_is_refused_and_not_computed() -> None:
     batcher.close()
 
 
-async def test_who_is_late_may_ask_again_at_once() -> None:
+async def test_a_client_refused_as_late_may_try_again_at_once() -> None:
     batcher, loaded = alone(), loaded_of(MADE)
     batcher._expected = 2
     again: list[asyncio.Future[Answer]] = []
@@ -166,7 +166,7 @@ async def test_who_is_late_may_ask_again_at_once() -> None:
 
 
 @pytest.mark.parametrize("changed", [{"max_wait_s": 0.001}, {}, {"max_rows": 1}])
-async def test_who_is_alone_is_answered_before_the_call_returns(
+async def test_a_lonely_request_is_answered_before_the_call_returns(
     changed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Every pass counts as short: one that happens to be slow would send those behind it to the thread.
@@ -181,7 +181,7 @@ async def test_who_is_alone_is_answered_before_the_call_returns(
     batcher.close()
 
 
-async def test_a_pass_that_others_interrupt_does_not_leave_the_loop() -> None:
+async def test_a_short_pass_stays_in_the_event_loop() -> None:
     batcher, loaded = alone(), loaded_of(MADE)
     batcher._cost.note(1, 1.0)
     batcher._work.note(1, INLINE_S / 2)
@@ -189,7 +189,7 @@ async def test_a_pass_that_others_interrupt_does_not_leave_the_loop() -> None:
     assert isinstance(await batcher.ask(loaded, question_of()), Answer)
 
 
-async def test_who_would_wait_too_long_is_refused_at_once() -> None:
+async def test_a_request_that_would_wait_too_long_is_refused_at_once() -> None:
     batcher, loaded = make(max_delay_s=0.1), loaded_of(MADE)
     for rows, seconds in ((4, 0.03), (8, 0.08), (16, 0.12)):
         batcher._cost.note(rows, seconds)
@@ -202,7 +202,7 @@ async def test_who_would_wait_too_long_is_refused_at_once() -> None:
     batcher.close()
 
 
-async def test_a_pass_that_takes_long_leaves_the_loop_alone() -> None:
+async def test_a_long_pass_does_not_block_the_event_loop() -> None:
     batcher, loaded = make(), loaded_of(MADE)
     with passes() as counted, pass_under_way(batcher) as (held, first):
         await asyncio.to_thread(held.begun.wait, 60)
@@ -217,7 +217,7 @@ async def test_a_pass_that_takes_long_leaves_the_loop_alone() -> None:
     batcher.close()
 
 
-async def test_the_pass_under_way_counts_for_who_comes() -> None:
+async def test_the_running_pass_counts_towards_the_wait_of_a_new_request() -> None:
     batcher = make(max_delay_s=0.1)
     with pass_under_way(batcher, seconds=5.0) as (held, first):
         await asyncio.to_thread(held.begun.wait, 60)
@@ -229,7 +229,7 @@ async def test_the_pass_under_way_counts_for_who_comes() -> None:
     batcher.close()
 
 
-async def test_who_goes_away_is_not_computed_for() -> None:
+async def test_a_request_whose_client_is_gone_is_not_computed() -> None:
     batcher, loaded = make(), loaded_of(MADE)
     with passes() as counted:
         gone, stays = (batcher.ask(loaded, question_of(3)) for _ in range(2))
@@ -244,7 +244,7 @@ async def test_who_goes_away_is_not_computed_for() -> None:
     batcher.close()
 
 
-async def test_versions_that_meet_in_a_pass_answer_their_own() -> None:
+async def test_requests_of_several_versions_get_answers_of_their_own_version() -> None:
     batcher = make()
     first, second, wrong = (loaded_of(MADE, version) for version in (1, 2, 3))
     broken(wrong.policy)
@@ -262,7 +262,7 @@ async def test_versions_that_meet_in_a_pass_answer_their_own() -> None:
     batcher.close()
 
 
-async def test_a_version_that_fails_altogether_fails_for_its_own_only() -> None:
+async def test_a_version_that_fails_fails_only_its_own_requests() -> None:
     batcher, loaded = make(), loaded_of(MADE)
     other = Loaded(loaded_of(specification(action=MADE.action_space, hidden_sizes=(4,))).policy, 2, 2, "")
     del other.policy.reader  # not a version that could ever be loaded
@@ -276,7 +276,7 @@ async def test_a_version_that_fails_altogether_fails_for_its_own_only() -> None:
     batcher.close()
 
 
-async def test_who_is_told_may_ask_again_at_once() -> None:
+async def test_a_client_may_ask_again_from_its_callback() -> None:
     batcher, held = alone(), Held()
     for rows, seconds in ((1, 0.0), (2, 1.0)):
         batcher._work.note(rows, seconds)
@@ -324,7 +324,7 @@ def taken(given: Answer | NotFinite) -> Answer:
 @pytest.mark.promise("answer-comes-wholly-version")
 @pytest.mark.parametrize("network", NETWORKS)
 @pytest.mark.parametrize("action", ACTIONS)
-def test_a_request_in_company_is_answered_as_alone(action: str, network: str) -> None:
+def test_a_request_in_a_batch_is_answered_as_if_alone(action: str, network: str) -> None:
     made = specification(action=ACTIONS[action], **NETWORKS[network])
     loaded = loaded_of(made)
     questions = [
@@ -363,7 +363,7 @@ def test_a_seed_gives_the_same_actions_again(action: str) -> None:
     assert any((other.action[name] != drawn).any() for name, drawn in actions.items())
 
 
-def test_a_mask_is_not_the_neighbours() -> None:
+def test_a_mask_does_not_affect_other_requests() -> None:
     loaded = loaded_of(specification())
     masks = {"action": np.array([[True, False, False]] * 500)}
     hidden, free = answer(loaded, [question_of(500, 1, masks=masks), question_of(500, 1)])
@@ -382,7 +382,7 @@ def test_an_observation_that_overflows_the_network_costs_no_other_request() -> N
     assert taken(last).action["action"].shape == (1,)
 
 
-def test_a_value_that_is_no_number_is_no_answer() -> None:
+def test_a_non_finite_value_fails_the_request() -> None:
     loaded = loaded_of(specification())
     nn.init.constant_(loaded.policy.critic_head.bias, float("nan"))
     asked, plain = answer(loaded, [question_of(value=True), question_of()])
@@ -390,7 +390,7 @@ def test_a_value_that_is_no_number_is_no_answer() -> None:
     assert taken(plain).value is None
 
 
-def test_how_likely_another_action_was_is_asked_without_drawing() -> None:
+def test_the_probability_of_another_action_is_computed_without_drawing() -> None:
     loaded = loaded_of(specification())
     action = {"action": np.array([0, 1, 2, 1])}
     question = question_of(4, 3, taken=action)

@@ -66,7 +66,7 @@ async def test_an_episode_is_cut_after_unroll_steps() -> None:
     np.testing.assert_array_equal(found[-1].arrays()["final/observation"], seen(10)[np.newaxis])
 
 
-async def test_what_was_drawn_is_what_is_learned() -> None:
+async def test_the_drawn_actions_are_the_learned_actions() -> None:
     stand, episode = await begun()
     replies = [await stand.act(episode, seen(step)) for step in range(4)]
     stand.end(episode, TERMINATED)
@@ -93,7 +93,7 @@ async def test_newer_weights_begin_a_new_segment_only_where_one_ends() -> None:
     assert [fragment.header.newest_version for fragment in found] == [1, 2]
 
 
-async def test_an_episode_whose_version_was_let_go_of_is_cut_there() -> None:
+async def test_an_episode_is_cut_where_its_version_was_released() -> None:
     stand, episode = await begun()
     await stand.play(episode, 2)
     await stand.publish(2)
@@ -106,7 +106,7 @@ async def test_an_episode_whose_version_was_let_go_of_is_cut_there() -> None:
     assert [fragment.header.newest_version for fragment in found] == [1, 2]
 
 
-async def test_a_slow_episode_takes_newer_weights_after_a_while() -> None:
+async def test_a_slow_episode_changes_to_newer_weights_in_time() -> None:
     stand, episode = await begun(unroll=100, max_fragment_age_s=10.0)
     await stand.play(episode, 2)
     await stand.publish(2)
@@ -132,7 +132,7 @@ async def test_a_terminated_episode_needs_no_final_observation(final: Any) -> No
     assert len(fragment.arrays()["final/step"]) == int(final is not None)
 
 
-async def test_an_end_on_the_border_of_a_segment_leaves_no_empty_one() -> None:
+async def test_an_end_at_a_segment_boundary_leaves_no_empty_segment() -> None:
     stand, episode = await begun()
     await stand.play(episode, 4)
     assert stand.fragments() == []  # what comes of the fourth step is not known yet
@@ -141,7 +141,7 @@ async def test_an_end_on_the_border_of_a_segment_leaves_no_empty_one() -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 3, 5])
-async def test_of_an_abandoned_episode_only_the_last_step_is_dropped(steps: int) -> None:
+async def test_an_abandoned_episode_loses_only_its_last_step(steps: int) -> None:
     stand, episode = await begun()
     await stand.play(episode, steps)
     before = not_learned("abandoned")
@@ -192,7 +192,7 @@ async def test_a_late_reward_lands_in_its_step_within_the_window() -> None:
     assert column(last, "reward") == [14, 15]
 
 
-async def test_at_the_end_of_the_server_what_ripens_goes_as_it_is() -> None:
+async def test_a_server_that_ends_sends_segments_that_still_wait_for_rewards() -> None:
     stand, episode = await begun(reward_window_s=5.0)
     await stand.play(episode, 6)
     stand.end(episode, TERMINATED)
@@ -202,7 +202,7 @@ async def test_at_the_end_of_the_server_what_ripens_goes_as_it_is() -> None:
     assert stand.learning._buffered.used == 0
 
 
-async def test_rewards_that_are_too_large_together_make_no_fragment_that_is_refused() -> None:
+async def test_a_sum_of_rewards_that_is_too_large_never_makes_an_invalid_fragment() -> None:
     stand, episode = await begun()
     await stand.act(episode, seen(0))
     await stand.reward(episode, (0, 3e38), (0, 3e38))
@@ -211,7 +211,7 @@ async def test_rewards_that_are_too_large_together_make_no_fragment_that_is_refu
     assert np.isfinite(column(fragment, "reward")).all()
 
 
-async def test_rewards_beyond_what_the_broker_takes_are_not_sent() -> None:
+async def test_rewards_beyond_the_brokers_limit_are_not_sent() -> None:
     stand = await ready(replace(specification(), max_reward=100.0))
     for amount in (99.0, -101.0):
         episode = stand.start()
@@ -221,7 +221,7 @@ async def test_rewards_beyond_what_the_broker_takes_are_not_sent() -> None:
 
 
 @pytest.mark.promise("client-policy-server-session")
-async def test_nothing_that_a_client_observes_has_the_session_quarantined() -> None:
+async def test_no_observation_of_a_client_quarantines_the_session() -> None:
     stand, episode = await begun()
     far = np.full_like(seen(0), 20_000.0)
     await stand.play(episode, 2)
@@ -250,7 +250,7 @@ async def test_the_learner_is_given_the_rewards_of_the_runs_wrappers() -> None:
     assert ended.total_return == 7.75
 
 
-async def test_a_potential_that_gives_no_numbers_takes_steps_from_the_learner_and_not_from_clients() -> None:
+async def test_a_broken_potential_costs_the_learner_steps_and_clients_nothing() -> None:
     stand, episode = await begun()
     assert stand.learning is not None
     shape = RewardWrapper(shape=f"{__name__}:not_a_number", discount=1.0)
@@ -277,7 +277,7 @@ def not_a_number(observation: Mapping[str, Any]) -> Any:
         ({"mask": [True, True, False]}, False),
     ],
 )
-async def test_a_step_that_the_policy_did_not_draw_teaches_nothing(
+async def test_a_step_not_sampled_by_the_policy_is_not_learned_from(
     fields: dict[str, Any], valid: bool
 ) -> None:
     stand, episode = await begun()
@@ -295,7 +295,7 @@ async def test_a_step_that_the_policy_did_not_draw_teaches_nothing(
         assert column(fragment, "log_prob") == [fields.get("taken_log_prob", 0.0)]
 
 
-async def test_an_episode_may_end_with_a_step_that_teaches_nothing() -> None:
+async def test_an_episode_may_end_with_an_unlearned_step() -> None:
     stand, episode = await begun()
     await stand.act(episode, seen(0))
     await stand.act(episode, seen(1), deterministic=True)
@@ -305,7 +305,7 @@ async def test_an_episode_may_end_with_a_step_that_teaches_nothing() -> None:
     assert len(fragment.arrays()["final/observation"]) == 0
 
 
-async def test_a_step_of_the_fallback_teaches_nothing_and_loses_nothing() -> None:
+async def test_a_fallback_step_is_not_learned_from_and_loses_nothing() -> None:
     stand, episode = await begun(unroll=8)
     await stand.play(episode, 1)
     await stand.publish(2, policy=broken(policy_of(stand.specification, 2)))
@@ -322,7 +322,7 @@ async def test_a_step_of_the_fallback_teaches_nothing_and_loses_nothing() -> Non
     assert [fragment.header.newest_version for fragment in found] == [1, 3]
 
 
-async def test_the_memory_that_is_counted_is_the_memory_that_is_taken() -> None:
+async def test_the_counted_memory_is_the_used_memory() -> None:
     stand, episode = await begun(unroll=10_000, max_fragment_age_s=1e9)
     await stand.play(episode, 100)
     assert stand.learning is not None
@@ -336,7 +336,7 @@ async def test_the_memory_that_is_counted_is_the_memory_that_is_taken() -> None:
     assert 0.8 * taken < stand.learning._buffered.used - counted < 1.5 * taken
 
 
-async def test_beyond_the_memory_episodes_are_answered_and_not_learned_from() -> None:
+async def test_episodes_beyond_the_memory_limit_are_answered_but_not_learned_from() -> None:
     each = STEP_BYTES + 2 * ARRAY_BYTES + 16 + 8  # observation and action
     stand, first = await begun(unroll=100, max_buffered_bytes=5 * each)
     before = not_learned("full")
@@ -358,7 +358,7 @@ async def test_beyond_the_memory_episodes_are_answered_and_not_learned_from() ->
     assert steps_seen(stand.fragments()) == [[0, 1, 2, 3, 4, 4]]
 
 
-async def test_a_full_outbox_costs_experience_and_no_answer() -> None:
+async def test_a_full_outbox_loses_experience_but_no_answer() -> None:
     stand, episode = await begun(outbox_fragments=2)
     before = not_learned("full")
     await stand.play(episode, 16)
@@ -370,7 +370,7 @@ async def test_a_full_outbox_costs_experience_and_no_answer() -> None:
 @pytest.mark.parametrize(
     ("fields", "learns", "reason"), [({"not_learned": True}, True, "unasked"), ({}, False, None)]
 )
-async def test_who_is_not_learned_from_leaves_nothing(
+async def test_an_episode_that_is_not_learned_from_leaves_nothing(
     fields: dict[str, Any], learns: bool, reason: str | None
 ) -> None:
     stand = await ready(learns=learns)
@@ -462,7 +462,7 @@ def transitions(fragment: Fragment) -> list[tuple[Any, ...]]:
 @pytest.mark.promise("served-episodes-give-learner")
 @settings(max_examples=15)
 @given(played=EPISODES, unroll=st.integers(1, 7))
-def test_served_episodes_teach_what_a_rollout_worker_would(played: list[Played], unroll: int) -> None:
+def test_served_episodes_equal_those_of_a_rollout_worker(played: list[Played], unroll: int) -> None:
     assert asyncio.run(served(played, unroll)) == rolled_out(played, unroll)
 
 
@@ -485,7 +485,7 @@ def fill(shares: CallerShares, owner: Identity | None) -> int:
     return count
 
 
-def test_who_comes_later_finds_room() -> None:
+def test_a_later_caller_finds_room() -> None:
     shares = CallerShares(1000)
     assert [fill(shares, one) for one in (ADA, BOB, *OTHERS[:2])] == [500, 250, 125, 63]
     assert shares.used == 938
@@ -496,14 +496,14 @@ def test_who_comes_later_finds_room() -> None:
     assert fill(CallerShares(1), ADA) == 1
 
 
-def test_without_identities_there_is_one_caller_who_may_hold_the_whole() -> None:
+def test_without_identities_one_caller_may_use_all_the_memory() -> None:
     shares = CallerShares(7)
     assert fill(shares, None) == 7
     assert "7 of 7 (it)" in shares.why_not(None, "it")
     assert not shares.fits(None, 1)
 
 
-def test_who_holds_nothing_is_forgotten() -> None:
+def test_a_caller_that_holds_nothing_is_forgotten() -> None:
     shares = CallerShares(10)
     for one in OTHERS:
         shares.add(one, 1)
@@ -523,7 +523,7 @@ def reason(ids: EpisodeIds, episode_id: str, owner: Identity | None) -> Reason |
 
 
 @pytest.mark.promise("id-episode-proves-given")
-def test_an_id_holds_for_the_identity_that_it_was_given_to_alone() -> None:
+def test_an_id_is_valid_only_for_the_identity_it_was_given_to() -> None:
     ids = EpisodeIds()
     for number in (1, 2, 10**15):
         for owner in (ADA, BOB, None):
@@ -571,7 +571,7 @@ def segments_stepped(builder: SegmentBuilder, number: int) -> Segment | None:
 
 
 @given(length=st.integers(1, 12), flushes=st.sets(st.integers(0, 12)))
-def test_the_same_steps_leave_however_often_they_are_cut(length: int, flushes: set[int]) -> None:
+def test_cutting_more_often_sends_the_same_steps(length: int, flushes: set[int]) -> None:
     builder = SegmentBuilder(lane=0, number=3, unroll_length=5, max_age_s=100.0)
     segments: list[Segment | None] = []
     for number in range(length):
@@ -591,7 +591,7 @@ def test_the_same_steps_leave_however_often_they_are_cut(length: int, flushes: s
         assert segment.steps <= 5
 
 
-def test_a_single_step_and_a_policy_that_remembers_are_not_cut() -> None:
+def test_single_steps_and_policies_with_memory_are_not_cut() -> None:
     builder = SegmentBuilder(lane=0, number=3, unroll_length=5, max_age_s=100.0)
     assert builder.cut() is None
     segments_stepped(builder, 0)

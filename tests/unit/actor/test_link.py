@@ -32,7 +32,7 @@ from tests.support.run import small_run
 from tests.support.run.small_run import RUN, SLOTS, STEPS, fragment
 
 
-def test_a_line_says_what_was_acknowledged(tmp_path: Path) -> None:
+def test_a_line_names_the_acknowledged_fragments(tmp_path: Path) -> None:
     given = fragment(7, 3, observation=np.ones((STEPS + 1, SLOTS, 3), np.float32))
     given = replace(given, header=replace(given.header, slots=(Slot(0, 4, 9), Slot(1, 0, 3)), created_us=5))
     journal = AckJournal(tmp_path / "new" / "folder", RUN, "actor-0")
@@ -59,7 +59,7 @@ def test_a_slot_without_valid_steps_starts_no_experience(tmp_path: Path) -> None
     assert line.slots == ((1, 2, 5),)
 
 
-def test_a_torn_line_of_a_crash_does_not_swallow_the_next(tmp_path: Path) -> None:
+def test_a_line_torn_by_a_crash_does_not_spoil_the_next(tmp_path: Path) -> None:
     AckJournal(tmp_path, RUN, "actor-0").record([fragment(1)])
     (path,) = journal_files([tmp_path])
     os.truncate(path, path.stat().st_size - 7)
@@ -153,7 +153,7 @@ class Silent(experience_pb2_grpc.ExperienceServiceServicer, weights_pb2_grpc.Wei
         return experience_pb2.ReportEpisodesReply(acked_through=request.sequence)
 
 
-def test_what_was_heard_as_a_watch_began_does_not_keep_a_dead_connection(
+def test_an_answer_before_a_watch_does_not_keep_a_dead_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("penstock.actor.link.broker_client.WATCH_GRACE_S", 4 * HEARD_S)
@@ -193,7 +193,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_disk_that_takes_no_more_is_told_with_the_file() -> None:
+def test_a_full_disk_is_reported_with_the_file() -> None:
     with pytest.raises(Fatal, match="/dev/full: No space left on device"):
         JournalFile(Path("/dev/full")).write([{"a": 1}])
 
@@ -217,6 +217,6 @@ def test_the_third_bad_session_in_a_row_is_fatal_and_names_the_cause() -> None:
         count_strikes(strikes, INVALID, acknowledged=False)
 
 
-def test_being_fenced_is_fatal_at_once() -> None:
+def test_a_fenced_link_fails_at_once() -> None:
     with pytest.raises(Fatal, match="another process"):
         count_strikes(0, Refusal(reason=Reason.FENCED), acknowledged=True)

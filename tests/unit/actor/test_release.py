@@ -70,7 +70,7 @@ def slower(canary: list[Answered], active: list[Answered]) -> float | None:
     return window.slower
 
 
-def test_a_window_counts_what_the_canary_could_not_answer() -> None:
+def test_a_window_counts_unanswered_requests_of_the_canary() -> None:
     windows = AnswerWindows(SLOW_S, 0.0)
     tell(windows, [answered(), failed(), failed(is_to_blame=False)], [answered()] * 10)
     assert windows.take(WINDOW_S - 0.1) == []
@@ -99,7 +99,7 @@ def test_slow_passes_are_compared_with_those_of_their_size_or_larger(
     assert slower(canary, active) == expected
 
 
-def test_windows_that_are_not_taken_are_bounded() -> None:
+def test_untaken_windows_are_limited() -> None:
     windows = AnswerWindows(SLOW_S, 0.0)
     for _ in range((MAX_WINDOWS + 3) * WINDOW_ANSWERS):
         windows.answered(answered(), canary=True, now_s=0.0)
@@ -171,7 +171,7 @@ async def test_a_canary_whose_clients_earn_less_is_withdrawn() -> None:
     assert stand.canary_monitor.state.levels[0].canary < 60
 
 
-async def test_a_canary_that_is_as_good_is_undecided_at_the_horizon_and_judged_on() -> None:
+async def test_an_equal_canary_is_undecided_at_the_horizon_and_the_trial_continues() -> None:
     stand = await on_trial()
     for client in range(200):
         await play(stand, client)
@@ -226,7 +226,7 @@ async def test_an_abandoned_episode_is_no_return() -> None:
     assert stand.withdrawn == []
 
 
-async def test_what_began_in_another_trial_or_with_other_shares_counts_for_nothing() -> None:
+async def test_episodes_of_another_trial_or_other_shares_do_not_count() -> None:
     stand = await on_trial()
     for change in ({"canary": 3}, {"canary": 3, "canary_share": 0.6}, {"canary": 3, "experiment": "second"}):
         open_ = [stand.start(f"client-{client}") for client in range(40)]
@@ -239,7 +239,7 @@ async def test_what_began_in_another_trial_or_with_other_shares_counts_for_nothi
         assert all(isinstance(one, Window) for one in look(stand, SETTLE_S))
 
 
-async def test_what_the_registry_did_not_hear_is_told_again() -> None:
+async def test_observations_that_the_registry_did_not_get_are_sent_again() -> None:
     stand = await on_trial()
     for client in range(20):
         await play(stand, client)
@@ -252,7 +252,7 @@ async def test_what_the_registry_did_not_hear_is_told_again() -> None:
     assert value_of('penstock_canary_unguarded{reason="registry"}') == 0
 
 
-async def test_a_canary_that_is_still_there_is_withdrawn_again() -> None:
+async def test_a_canary_still_active_is_withdrawn_again() -> None:
     stand, before = await on_trial(), value_of("penstock_canaries_withdrawn_total")
     for client in range(60):
         await play(stand, client, bad=0.0)
@@ -267,7 +267,7 @@ async def test_a_canary_that_is_still_there_is_withdrawn_again() -> None:
     assert len(stand.withdrawn) == 2
 
 
-async def test_a_canary_without_clients_to_compare_with_is_a_metric() -> None:
+async def test_a_metric_shows_a_canary_without_clients_to_compare_with() -> None:
     def unguarded(reason: str) -> bool:
         return value_of(f'penstock_canary_unguarded{{reason="{reason}"}}') == 1
 
@@ -301,7 +301,7 @@ async def test_a_canary_that_answers_nan_is_withdrawn_at_once(fallback: str, in_
 
 
 @pytest.mark.promise("judgement-canary-never-ends")
-async def test_guards_outlive_ten_thousand_answers() -> None:
+async def test_guards_work_for_ten_thousand_answers() -> None:
     stand = await on_trial()
     for client in range(64):
         await play(stand, client)
@@ -316,7 +316,7 @@ async def test_guards_outlive_ten_thousand_answers() -> None:
     assert [version for version, _ in stand.withdrawn] == [CANARY]
 
 
-async def test_a_question_that_no_version_can_answer_is_not_the_canarys_fault() -> None:
+async def test_a_request_that_no_version_can_answer_does_not_count_against_the_canary() -> None:
     made = Stand().specification
     stand = await on_trial(policy=broken(policy_of(made, CANARY)))
     stand.keep(ACTIVE, policy=broken(policy_of(made, ACTIVE)))
@@ -471,7 +471,7 @@ def shared(seed: int) -> Shared:
     return Shared(Arms(traffic=traffic, active=1, canary=2, pinned=frozenset({1, 2})))
 
 
-def test_the_registry_judges_as_the_simulation_does() -> None:
+def test_the_registry_judges_like_the_simulation() -> None:
     fleet = Fleet(30, 1.0, 3, shared(3))
     with registry(0.5, "trial-3") as session:
         real = Fleet(30, 1.0, 3, Tables(session))
@@ -495,9 +495,7 @@ def test_the_registry_judges_as_the_simulation_does() -> None:
         pytest.param(1000, 100, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
     ],
 )
-def test_a_canary_that_is_as_good_is_hardly_ever_judged_worse(
-    clients: int, trials: int, between: float
-) -> None:
+def test_an_equal_canary_is_rarely_judged_worse(clients: int, trials: int, between: float) -> None:
     verdicts = [Fleet(clients, between, seed, shared(seed)).verdict() for seed in range(trials)]
     false = sum(verdict in (Verdict.WITHDRAW, Verdict.BETTER) for verdict in verdicts)
     most = FALSE_ALARM + 2.33 * (FALSE_ALARM * (1 - FALSE_ALARM) / trials) ** 0.5
@@ -553,20 +551,20 @@ def thumbs(client: str, *given: float, asked: Sequence[float] = ()) -> Episode:
         ((-1.0, 2.0), 1.0, 1.0),
     ],
 )
-def test_a_conversation_is_liked_or_not(
+def test_a_conversations_outcome_is_liked_or_not(
     given: Sequence[float], value: float, rated: float, *, over: bool, is_whole: bool
 ) -> None:
     (found,) = settled(thumbs("ann", *given), over=over, is_whole=is_whole)
     assert (found.value, found.rated) == (value, rated)
 
 
-def test_a_person_is_worth_the_share_of_their_conversations() -> None:
+def test_the_value_of_a_person_is_the_share_of_liked_conversations() -> None:
     (found,) = settled(thumbs("ann", 1.0), thumbs("ann"), thumbs("ann", -1.0), thumbs("ann", 1.0))
     assert (found.value, found.rated) == (0.5, 0.75)
 
 
 @pytest.mark.promise("turn-somebody-asked-about")
-def test_what_somebody_was_asked_about_counts_for_no_arm() -> None:
+def test_a_conversation_whose_rating_was_requested_counts_for_no_arm() -> None:
     assert settled(thumbs("ann", asked=[1.0])) == []
     (found,) = settled(thumbs("bob", -1.0, asked=[1.0]))
     assert (found.value, found.rated) == (0.0, 1.0)
@@ -581,7 +579,7 @@ def test_a_conversation_without_an_answer_counts_for_no_arm(*, over: bool) -> No
     assert (found.value, found.rated) == (1.0, 1.0)
 
 
-def test_a_return_is_none_of_a_person() -> None:
+def test_a_return_is_no_opinion_of_a_person() -> None:
     program = replace(conversation("agent"), opinion=None)
     assert settled(replace(program)) == []
     program.add_reward(0, 3.0)

@@ -55,7 +55,7 @@ def called_by(name: str) -> Iterator[None]:
     CALLER.reset(token)
 
 
-async def test_a_start_that_is_repeated_is_the_same_episode() -> None:
+async def test_a_repeated_start_gives_the_same_episode() -> None:
     stand = await ready()
     first = stand.start("ada", request_id="a")
     assert stand.start("ada", request_id="a") == first
@@ -76,7 +76,7 @@ async def test_a_start_is_remembered_as_long_as_its_episode_is_open() -> None:
 
 
 @pytest.mark.promise("repeated-call-gets-reply")
-async def test_an_act_that_is_repeated_gets_its_reply_and_is_no_step() -> None:
+async def test_a_repeated_act_gets_the_same_reply_without_a_step() -> None:
     stand = await ready()
     episode = stand.start()
     request = stand.asking(seen(0), episode_id=episode, step=0)
@@ -96,7 +96,7 @@ async def held_pass(stand: Stand) -> tuple[str, pb.ActRequest, "asyncio.Task[byt
     return episode, request, caller, held
 
 
-async def test_an_act_that_is_repeated_while_the_first_is_computed_waits_for_it() -> None:
+async def test_an_act_repeated_during_its_computation_waits_for_it() -> None:
     stand = await ready()
     episode, request, first, held = await held_pass(stand)
     second = asyncio.create_task(stand.reply(request, 1e9))
@@ -109,7 +109,7 @@ async def test_an_act_that_is_repeated_while_the_first_is_computed_waits_for_it(
     assert stand.end(episode, TERMINATED).length == 1
 
 
-async def test_who_hangs_up_finds_the_reply_that_it_lost() -> None:
+async def test_a_client_that_hung_up_gets_its_lost_reply() -> None:
     stand = await ready()
     episode, request, caller, held = await held_pass(stand)
     caller.cancel()
@@ -120,7 +120,7 @@ async def test_who_hangs_up_finds_the_reply_that_it_lost() -> None:
     assert stand.end(episode, TERMINATED).length == 1
 
 
-async def test_an_act_that_was_refused_leaves_the_episode_as_it_was() -> None:
+async def test_a_refused_act_leaves_the_episode_unchanged() -> None:
     stand = await ready()
     episode = stand.start()
     await stand.act(episode, seen(0))
@@ -136,7 +136,7 @@ async def test_an_act_that_was_refused_leaves_the_episode_as_it_was() -> None:
 
 
 @pytest.mark.promise("repeated-call-gets-reply")
-async def test_a_reward_that_is_repeated_counts_once() -> None:
+async def test_a_repeated_reward_counts_once() -> None:
     stand = await ready(reward_window_s=10.0)
     episode = stand.start()
     await stand.act(episode, seen(0))
@@ -152,7 +152,7 @@ async def test_a_reward_that_is_repeated_counts_once() -> None:
     assert fragment.arrays()["reward"].tolist() == [[5.0]]
 
 
-async def test_an_end_that_is_repeated_gets_its_reply() -> None:
+async def test_a_repeated_end_gets_the_same_reply() -> None:
     stand = await ready()
     episode = stand.start()
     await stand.play(episode, 3)
@@ -192,7 +192,7 @@ async def test_a_step_out_of_turn_is_refused() -> None:
         ({"state": [pb.Part()]}, "no recurrent state"),
     ],
 )
-async def test_what_an_episode_cannot_do_is_refused(fields: dict[str, Any], match: str) -> None:
+async def test_an_impossible_call_of_an_episode_is_refused(fields: dict[str, Any], match: str) -> None:
     stand = await ready()
     episode = stand.start()
     if "taken_action" in fields:
@@ -263,7 +263,9 @@ async def test_a_reward_after_its_step_was_sent_is_refused_where_late_rewards_ar
         (TERMINATED, {"final": seen(3)[:3]}, r"float32\(3,\) came, float32\(4,\) is wanted"),
     ],
 )
-async def test_an_end_that_cannot_be_is_refused(ending: Any, fields: dict[str, Any], match: str) -> None:
+async def test_an_invalid_end_of_an_episode_is_refused(
+    ending: Any, fields: dict[str, Any], match: str
+) -> None:
     stand = await ready()
     episode = stand.start()
     await stand.play(episode, 2)
@@ -272,7 +274,7 @@ async def test_an_end_that_cannot_be_is_refused(ending: Any, fields: dict[str, A
     assert stand.end(episode, TERMINATED).total_return == 0.0
 
 
-async def test_an_episode_of_another_server_is_elsewhere() -> None:
+async def test_an_episode_of_another_server_is_refused_as_elsewhere() -> None:
     stand, other = await ready(), await ready()
     foreign = other.start()
     for call in (stand.act(foreign, seen(0)), stand.reward(foreign, (0, 1.0))):
@@ -290,7 +292,7 @@ async def test_an_episode_of_another_server_is_elsewhere() -> None:
     assert len(error.value.refusal.detail) < 300
 
 
-async def test_somebody_elses_episode_is_unknown() -> None:
+async def test_anothers_episode_is_unknown() -> None:
     stand = await ready()
     with called_by("ada"):
         episode = stand.start()
@@ -336,7 +338,7 @@ async def test_an_episode_is_not_given_up_while_its_answer_is_computed() -> None
     await caller
 
 
-async def test_ten_thousand_abandoned_episodes_leave_a_bounded_memory() -> None:
+async def test_memory_stays_limited_after_ten_thousand_abandoned_episodes() -> None:
     stand = await ready(episode_timeout_s=1.0)
     for round_ in range(100):
         stand.now_s = 10.0 * round_
@@ -355,7 +357,7 @@ async def test_ten_thousand_abandoned_episodes_leave_a_bounded_memory() -> None:
     assert stand.fragments() == []
 
 
-async def test_no_more_than_max_episodes_are_open() -> None:
+async def test_at_most_max_episodes_are_open() -> None:
     stand = await ready(max_episodes=3)
     first, *_ = [stand.start(request_id=name) for name in "abc"]
     with refused(Reason.OVERLOADED, r"episodes: callers have 3 of 3 \(serving.max_episodes\); end some"):
@@ -365,7 +367,7 @@ async def test_no_more_than_max_episodes_are_open() -> None:
     assert stand.start()
 
 
-async def test_a_caller_at_its_bound_leaves_room_for_others() -> None:
+async def test_a_caller_at_its_limit_leaves_room_for_others() -> None:
     stand = await ready(max_episodes=2 * REMEMBERED_EPISODES)
     with called_by("eve"):
         opened = [stand.start() for _ in range(REMEMBERED_EPISODES)]
@@ -382,7 +384,7 @@ async def test_a_caller_at_its_bound_leaves_room_for_others() -> None:
     assert len(stand.episodes._over) == REMEMBERED_EPISODES
 
 
-async def test_who_remembers_little_is_forgotten_for_no_one() -> None:
+async def test_a_caller_with_few_remembered_episodes_keeps_them() -> None:
     stand = await ready(max_episodes=2 * REMEMBERED_EPISODES)
     with called_by("ada"):
         first = stand.start(request_id="a")
@@ -406,7 +408,7 @@ async def test_a_start_that_would_fill_the_memory_is_refused(fields: dict[str, A
     assert len(stand.episodes) == 0
 
 
-async def test_lanes_of_open_episodes_differ() -> None:
+async def test_open_episodes_have_different_lanes() -> None:
     stand = await ready()
     random, open_ = np.random.default_rng(0), [stand.start()]
     for _ in range(300):
@@ -435,7 +437,7 @@ async def test_a_client_that_is_tied_to_a_version_plays_its_episodes_with_it() -
     assert (await stand.act(stand.start("bob"), seen(0))).version == 3
 
 
-async def test_only_who_follows_the_learner_is_learned_from() -> None:
+async def test_only_clients_on_the_learners_newest_version_are_learned_from() -> None:
     stand = await ready()
     stand.keep(2)
     await stand.loaded_versions.steer(arms(active=2, pinned=(2,)))
@@ -464,7 +466,7 @@ async def test_a_fixed_fallback_on_the_bounds_answers_an_episode_too(value: floa
     assert steps_seen(found) == [[0, 1], [1, 2]]
 
 
-async def test_an_action_beyond_the_bounds_is_none_that_a_squashed_policy_could_have_taken() -> None:
+async def test_an_action_beyond_the_bounds_is_refused_for_a_squashed_policy() -> None:
     force = Box(np.full(2, -1, np.float32), np.full(2, 1, np.float32))
     stand = await ready(specification(action=force, continuous="squashed"))
     episode = stand.start()
@@ -496,7 +498,7 @@ async def test_a_step_is_of_the_version_that_drew_its_action() -> None:
         ({"taken_version": 9, "taken_action": True}, Reason.UNKNOWN_VERSION, "9"),
     ],
 )
-async def test_a_version_that_drew_nothing_here_is_refused(
+async def test_a_version_that_sampled_nothing_in_this_episode_is_refused(
     fields: dict[str, Any], reason: Reason, match: str
 ) -> None:
     stand = await ready()
@@ -536,7 +538,7 @@ def mask_parts(stand: Stand, allowed: list[bool]) -> list[pb.Part]:
 
 
 @pytest.mark.parametrize("section", POLICIES.values(), ids=POLICIES)
-async def test_the_learner_computes_what_an_episode_was_answered_with(section: dict[str, Any]) -> None:
+async def test_the_learner_recomputes_the_probabilities_of_served_actions(section: dict[str, Any]) -> None:
     stand = await ready(made(section, masked=True))
     episodes = [stand.start("ada"), stand.start("bob")]
     for step in range(10):
@@ -575,7 +577,7 @@ async def test_a_step_under_a_mask_is_learned_from_where_the_run_has_masks() -> 
 
 
 @pytest.mark.parametrize("section", [POLICIES["lstm"], POLICIES["stack"]], ids=["lstm", "stack"])
-async def test_a_client_that_keeps_the_state_gets_the_answers_of_an_episode(section: dict[str, Any]) -> None:
+async def test_a_client_that_keeps_the_state_gets_an_episodes_answers(section: dict[str, Any]) -> None:
     stand = await ready(made(section))
     episode, state = stand.start(), list[pb.Part]()
     wishes = {"deterministic": True, "want_value": True}
@@ -591,7 +593,7 @@ async def test_a_client_that_keeps_the_state_gets_the_answers_of_an_episode(sect
     assert not np.allclose(fresh.value, reply.value, rtol=1e-3)
 
 
-async def test_state_of_a_batch_has_its_rows() -> None:
+async def test_the_state_of_a_batch_has_one_row_each() -> None:
     stand = await ready(made(POLICIES["lstm"]))
     rows = [pb.Part(value=to_tensor(np.zeros((3, 4), np.float32)))]
     reply, _ = await stand.answer(pb.ActRequest(observation=rows, batch=3), FAR)

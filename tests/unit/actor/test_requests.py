@@ -115,11 +115,11 @@ def test_every_kind_of_leaf_is_read_and_written_back(batch: int) -> None:
         ("pair_1", np.array(np.inf), "observation/pair/1: holds NaN or infinity"),
     ],
 )
-def test_a_wrong_leaf_is_named_with_what_is_wanted(leaf: str, value: Any, said: str) -> None:
+def test_a_wrong_leaf_is_named_with_the_expected_one(leaf: str, value: Any, said: str) -> None:
     assert said in refused(sent(**{leaf: value}))
 
 
-def test_every_part_must_be_there_once() -> None:
+def test_every_part_must_appear_once() -> None:
     parts = sent()
     assert f"6 parts, the space has {NAMES}" in refused(parts[1:])
     assert f"'real' is unknown or twice; give {NAMES}" in refused([parts[0], *parts[:-1]])
@@ -129,11 +129,11 @@ def test_every_part_must_be_there_once() -> None:
     assert len(refused(parts)) < 300
 
 
-def test_rows_must_be_as_many_as_the_batch_says() -> None:
+def test_rows_must_match_the_declared_batch() -> None:
     assert "float32(3, 2) came, float32(2, 2) is wanted" in refused(sent(3), 2)
 
 
-def test_one_bad_row_of_a_batch_is_enough() -> None:
+def test_one_bad_row_refuses_the_batch() -> None:
     parts = sent(3)
     parts[2].value.CopyFrom(to_tensor(np.array([0, 1, 7])))
     assert "observation/one: holds 7" in refused(parts, 3)
@@ -182,7 +182,7 @@ def test_masks_are_read_by_the_name_of_their_action() -> None:
         ),
     ],
 )
-def test_a_wrong_mask_is_named_with_what_is_wanted(parts: list[pb.Part], batch: int, said: str) -> None:
+def test_a_wrong_mask_is_named_with_the_expected_one(parts: list[pb.Part], batch: int, said: str) -> None:
     with pytest.raises(Refused) as error:
         ACTIONS.read_masks(parts, batch)
     assert said in error.value.refusal.detail
@@ -225,7 +225,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
     return [record.__dict__ for record in caplog.records]
 
 
-def test_one_line_of_a_kind_in_ten_seconds_counts_the_others(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_log_line_in_ten_seconds_counts_the_suppressed_ones(caplog: pytest.LogCaptureFixture) -> None:
     now = [100.0]
     request_errors = RequestErrors(lambda: now[0])
     with caplog.at_level(logging.INFO):
@@ -259,7 +259,7 @@ def test_a_version_that_fails_is_named_with_the_request_that_met_it(caplog: pyte
     assert line["exc_info"] is not None
 
 
-def test_a_text_of_the_callers_is_in_the_reply_and_not_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_callers_text_is_in_the_reply_and_not_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     refused = Refused(Refusal(reason=Reason.INVALID, detail="'hunter2' is no word", logged="a word is none"))
     with caplog.at_level(logging.INFO):
         assert RequestErrors().refused(pb.DescribeRequest(), refused).detail == "'hunter2' is no word"
@@ -358,7 +358,7 @@ def asked(request: pytest.FixtureRequest) -> Way:
 
 @pytest.mark.parametrize("action", IN_ACTIONS)
 @pytest.mark.parametrize("observation", ["one", "nested"])
-async def test_both_ways_in_lead_to_the_same_answers(observation: str, action: str) -> None:
+async def test_calls_and_streams_give_the_same_answers(observation: str, action: str) -> None:
     made = specification(observation=SPACES[observation], action=IN_ACTIONS[action])
     replies = []
     for asked in (by_stream, by_calls):
@@ -395,7 +395,7 @@ def _counted() -> dict[str, float]:
 
 
 @pytest.mark.filterwarnings("ignore:.* encountered in dot:RuntimeWarning")
-async def test_who_cannot_be_answered_costs_his_neighbours_nothing(asked: Way) -> None:
+async def test_a_request_that_cannot_be_answered_affects_no_other_request(asked: Way) -> None:
     stand = Stand(specification(activation="relu"), learns=False)
     policy = policy_of(stand.specification, 1)
     with torch.no_grad():
@@ -409,7 +409,7 @@ async def test_who_cannot_be_answered_costs_his_neighbours_nothing(asked: Way) -
     assert len(stand.told) == 3
 
 
-async def test_no_request_is_answered_beyond_what_the_server_can_do(asked: Way) -> None:
+async def test_requests_beyond_the_servers_capacity_are_refused(asked: Way) -> None:
     stand = await ready(learns=False)
     stand.batcher._max_delay_s = 0.1
     stand.batcher._cost.note(1, 5.0)
@@ -472,7 +472,7 @@ async def test_an_unforeseen_error_ends_the_stream(monkeypatch: pytest.MonkeyPat
         await ActStream(stand.handler.act).serve(stream_of([stand.asking(seen(0))]), caller)
 
 
-async def test_a_reply_waits_for_no_other_request_of_its_stream() -> None:
+async def test_a_reply_does_not_wait_for_other_requests_of_its_stream() -> None:
     stand, caller = await ready(), Caller()
     slow = list[Callable[[], None]]()
 
@@ -494,7 +494,7 @@ async def test_a_reply_waits_for_no_other_request_of_its_stream() -> None:
 
 
 @pytest.mark.parametrize(("expected", "most"), [(1, 1), (MAX_IN_FLIGHT, MAX_IN_FLIGHT + 1)])
-async def test_a_caller_that_goes_away_leaves_nothing_behind(expected: int, most: int) -> None:
+async def test_a_caller_that_goes_away_leaves_nothing(expected: int, most: int) -> None:
     stand, caller = await ready(), Caller()
     stand.batcher._expected = expected
     caller.reads.clear()

@@ -110,7 +110,7 @@ def test_the_valid_steps_are_the_experience_of_the_environment(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_nested_observations_fill_every_path(mode: AutoresetMode) -> None:
+def test_nested_observations_fill_every_tensor(mode: AutoresetMode) -> None:
     fragments, _ = act(mode, [5] * 4, nested=True)
     for slot in range(SLOTS):
         found = read(fragments, slot, "observation/count")
@@ -121,7 +121,7 @@ def test_nested_observations_fill_every_path(mode: AutoresetMode) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_finished_episodes_have_their_return_and_length_across_cuts(mode: AutoresetMode) -> None:
+def test_returns_and_lengths_are_right_across_cuts(mode: AutoresetMode) -> None:
     _, finished = act(mode, [2] * 20)
     for slot in range(SLOTS):
         mine = [episode for episode in finished if episode.slot_id == slot]
@@ -135,7 +135,7 @@ def test_finished_episodes_have_their_return_and_length_across_cuts(mode: Autore
             assert episode.version == 9
 
 
-def test_the_header_says_where_each_slot_begins_and_with_which_weights() -> None:
+def test_the_header_gives_each_slots_start_and_weights() -> None:
     fragments, _ = act(AutoresetMode.SAME_STEP, [5, 2])
     first, second = (fragment.header for fragment in fragments)
     assert first.slots == (Slot(0, 0, 0), Slot(1, 0, 0), Slot(2, 0, 0))
@@ -145,14 +145,14 @@ def test_the_header_says_where_each_slot_begins_and_with_which_weights() -> None
     assert (second.session, second.sequence, second.round, second.steps) == (7, 2, 2, 2)
 
 
-def test_actions_and_log_probabilities_stand_beside_their_step() -> None:
+def test_actions_and_log_probabilities_belong_to_their_step() -> None:
     fragments, _ = act(AutoresetMode.SAME_STEP, [5, 5])
     arrays: dict[str, Any] = fragments[1].arrays()
     assert arrays["action"][:, 0].tolist() == [1, 0, 1, 0, 1]
     assert arrays["log_prob"][:, 1].tolist() == [-5, -6, -7, -8, -9]
 
 
-def test_observations_are_compressed_where_asked() -> None:
+def test_observations_are_compressed_where_set() -> None:
     schema = fragment_schema(OBSERVATION, Discrete(2))
     stepper = Stepper(vector(AutoresetMode.SAME_STEP, SLOTS), OBSERVATION)
     builder = FragmentBuilder(schema, UNROLL, SLOTS, compress=True)
@@ -165,7 +165,7 @@ def test_observations_are_compressed_where_asked() -> None:
     assert read([fragment], 0) == list(itertools.islice(transitions(0), 1))
 
 
-def test_a_fragment_of_large_observations_is_cut_before_its_ends_outgrow_a_message() -> None:
+def test_a_fragment_is_cut_before_it_outgrows_a_message() -> None:
     slots, unroll = 4, 8
     large = Box(np.zeros((256, 256, 3), np.uint8), np.full((256, 256, 3), 255, np.uint8))
     schema = fragment_schema(large, Discrete(2))
@@ -261,7 +261,9 @@ def played(case: Any, mode: AutoresetMode, leaves: int, *, truncates: bool) -> l
 @pytest.mark.promise("terminal-observation-outside-space")
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("mode", AutoresetMode)
-def test_a_terminal_state_of_no_space_is_neither_acted_on_nor_refused(case: Any, mode: AutoresetMode) -> None:
+def test_a_terminal_observation_outside_its_space_is_neither_used_nor_refused(
+    case: Any, mode: AutoresetMode
+) -> None:
     space: Space = case[1]
     ranges = Ranges.of_run(space, Discrete(2), NOTHING)
     ends = 0
@@ -281,14 +283,14 @@ def test_a_terminal_state_of_no_space_is_neither_acted_on_nor_refused(case: Any,
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("mode", AutoresetMode)
 @pytest.mark.parametrize(("leaves", "truncates"), [(2, False), (2, True), (LENGTH, True)])
-def test_an_environment_that_leaves_its_space_ends_the_actor_by_name(
+def test_an_observation_outside_its_space_ends_the_actor_and_is_named(
     case: Any, mode: AutoresetMode, leaves: int, truncates: bool
 ) -> None:
     with pytest.raises(Fatal, match=rf"the environment left its observation_space: .*{case[4]}"):
         played(case, mode, leaves, truncates=truncates)
 
 
-def test_every_slot_of_every_session_has_seeds_of_its_own() -> None:
+def test_every_slot_of_every_session_has_its_own_seeds() -> None:
     seeds = [
         seed
         for run in (0, 2**62)
@@ -304,13 +306,13 @@ def test_every_slot_of_every_session_has_seeds_of_its_own() -> None:
     ("actor_id", "actors", "first"),
     [("actor-0", 3, 0), ("actor-2", 3, 16), ("host-7-actor-4", 3, 8), ("actor-9", 0, 0)],
 )
-def test_the_place_of_an_actor_is_the_number_that_its_id_ends_with(
+def test_the_index_of_an_actor_is_the_number_at_the_end_of_its_id(
     actor_id: str, actors: int, first: int
 ) -> None:
     assert place_of(actor_id, actors, 8) == ExplorationSlots(first=first, of=8 * max(1, actors))
 
 
-def test_an_id_without_a_number_has_a_place_too() -> None:
+def test_an_id_without_a_number_has_an_index_too() -> None:
     place = place_of("penstock-actor-x7k", 4, 8)
     assert place == place_of("penstock-actor-x7k", 4, 8)
     assert place.first in (0, 8, 16, 24)

@@ -54,7 +54,7 @@ async def publish_broken(stand: Stand, version: int) -> None:
     await stand.publish(version, policy=broken(policy_of(stand.specification, version)))
 
 
-async def test_a_version_that_cannot_answer_is_stood_in_for_by_the_one_before() -> None:
+async def test_the_previous_version_answers_for_one_that_cannot() -> None:
     stand = await ready()
     assert (await ask(stand)).fallback == pb.FALLBACK_UNSPECIFIED
     for version in (2, 3):
@@ -68,7 +68,7 @@ async def test_a_version_that_cannot_answer_is_stood_in_for_by_the_one_before() 
     assert (reply.version, reply.fallback) == (4, pb.FALLBACK_UNSPECIFIED)
 
 
-async def test_a_version_that_answered_and_no_longer_does_has_the_one_before_it() -> None:
+async def test_the_previous_version_answers_for_one_that_no_longer_can() -> None:
     stand = await ready()
     await ask(stand)
     await stand.publish(2)
@@ -79,7 +79,7 @@ async def test_a_version_that_answered_and_no_longer_does_has_the_one_before_it(
     assert (reply.version, reply.fallback) == (1, pb.FALLBACK_PREVIOUS)
 
 
-async def test_without_one_before_the_action_is_drawn_uniformly() -> None:
+async def test_without_a_previous_version_the_action_is_drawn_uniformly() -> None:
     stand = Stand()
     await publish_broken(stand, 1)
     rows = np.zeros((300, 4), np.float32)
@@ -91,7 +91,7 @@ async def test_without_one_before_the_action_is_drawn_uniformly() -> None:
     assert set(np.frombuffer(reply.action[0].value.data, np.int64).tolist()) == {0, 1, 2}
 
 
-async def test_the_fixed_action_is_the_one_of_the_configuration() -> None:
+async def test_the_fixed_action_is_read_from_the_configuration() -> None:
     stand = await ready(fallback="fixed", fallback_action=2)
     await ask(stand)
     await publish_broken(stand, 2)
@@ -116,12 +116,12 @@ async def test_before_the_first_weights_the_fallback_answers() -> None:
 
 
 @pytest.mark.parametrize("given", [None, 3, -1, "left", [0, 1], 1.5])
-async def test_a_fixed_action_that_is_none_of_the_space_is_refused_at_the_start(given: Any) -> None:
+async def test_a_fixed_action_outside_the_space_is_refused_at_the_start(given: Any) -> None:
     with pytest.raises(ConfigurationError, match="fallback_action"):
         Stand(fallback="fixed", fallback_action=given)
 
 
-async def test_an_arm_whose_weights_are_damaged_keeps_the_version_before() -> None:
+async def test_an_arm_with_damaged_weights_keeps_its_previous_version() -> None:
     stand = Stand()
     stand.keep(1)
     await stand.loaded_versions.steer(arms(1))
@@ -136,7 +136,7 @@ async def test_an_arm_whose_weights_are_damaged_keeps_the_version_before() -> No
     assert ((await ask(stand)).version, (await ask(stand)).fallback) == (2, 0)
 
 
-async def test_a_swap_does_not_touch_answers_under_way() -> None:
+async def test_a_swap_does_not_change_running_answers() -> None:
     stand = Stand()
     held = Held()
     stand.loaded_versions.latest = held.loaded
@@ -157,7 +157,7 @@ async def test_weights_that_do_not_fit_change_nothing() -> None:
     assert (await ask(stand)).version == 1
 
 
-async def test_a_version_that_is_named_answers_or_is_unknown() -> None:
+async def test_a_named_version_answers_or_is_refused_as_unknown() -> None:
     stand = await ready()
     stand.keep(5)
     replies = await asyncio.gather(*(ask(stand, version=5) for _ in range(10)))
@@ -170,7 +170,7 @@ async def test_a_version_that_is_named_answers_or_is_unknown() -> None:
         assert reason_of(error.value) is Reason.UNKNOWN_VERSION
 
 
-async def test_of_the_versions_that_were_named_the_newest_used_stay() -> None:
+async def test_of_the_requested_versions_the_most_recently_used_stay_loaded() -> None:
     stand = Stand()
     for version in range(1, MAX_LOADED + 2):
         stand.keep(version)
@@ -185,7 +185,7 @@ async def test_of_the_versions_that_were_named_the_newest_used_stay() -> None:
     assert stand.fetched[-1] == 2
 
 
-async def test_arms_hold_what_they_need_and_let_go_of_the_rest() -> None:
+async def test_arms_load_their_versions_and_release_others() -> None:
     stand = Stand()
     for version in range(1, 7):
         stand.keep(version)
@@ -199,7 +199,7 @@ async def test_arms_hold_what_they_need_and_let_go_of_the_rest() -> None:
     assert (served[2][1], served[5][1]) == ([Arm.ACTIVE], [Arm.CANARY])
 
 
-async def test_who_says_no_name_is_dealt_anew_and_who_does_stays() -> None:
+async def test_a_client_without_a_key_is_assigned_anew_and_one_with_a_key_stays() -> None:
     stand = Stand()
     stand.keep(1)
     stand.keep(2)
@@ -233,12 +233,12 @@ def test_a_reward_window_that_makes_all_experience_stale_is_refused() -> None:
 @pytest.mark.parametrize(
     "changed", [{"reward_window_s": 10.0}, {"declared_steps_per_s": None}, {"declared_steps_per_s": 500.0}]
 )
-def test_a_window_that_fits_is_taken(changed: dict[str, float | None]) -> None:
+def test_a_valid_reward_window_is_accepted(changed: dict[str, float | None]) -> None:
     given = {"reward_window_s": 20.0, "declared_steps_per_s": 1000.0} | changed
     check_window(ServingSection.model_validate(given), RUN)
 
 
-def test_a_range_of_returns_must_rise() -> None:
+def test_the_bounds_of_a_return_range_must_rise() -> None:
     with pytest.raises(ConfigurationError, match=r"canary\.return_range"):
         CanaryMonitor(CanarySection(return_range=(1.0, 0.0)), lambda _version, _why: None, lambda: 0.0)
 
@@ -273,7 +273,7 @@ class Slow:
 
 
 @pytest.mark.promise("shadow-delays-answer-asked")
-async def test_clients_are_answered_while_the_shadow_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_clients_are_answered_while_the_shadow_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     slow, stand = Slow(monkeypatch), await shadowed()
     await stand.answer(stand.asking(seen(0)), 1e12)
     assert await asyncio.to_thread(slow.has_begun.wait, PATIENCE_S)
@@ -290,7 +290,7 @@ async def test_clients_are_answered_while_the_shadow_stands_still(monkeypatch: p
 
 
 @pytest.mark.promise("shadow-delays-answer-asked")
-async def test_the_shadow_is_asked_after_the_reply_and_after_who_waits(
+async def test_the_shadow_answers_after_the_reply_and_after_waiting_clients(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     slow, stand = Slow(monkeypatch), await shadowed()
@@ -308,7 +308,7 @@ async def test_the_shadow_is_asked_after_the_reply_and_after_who_waits(
     assert len(slow.passes) == 1
 
 
-async def test_what_there_is_no_time_for_is_left_out_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_shadow_answers_without_time_are_left_out_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     slow, stand = Slow(monkeypatch), await shadowed()
     monkeypatch.setattr(shadow_module, "MAX_ROWS", 10)
     await stand.answer(stand.asking(seen(0)), 1e12)
@@ -323,14 +323,14 @@ async def test_what_there_is_no_time_for_is_left_out_and_counted(monkeypatch: py
 
 
 @pytest.mark.promise("shadow-delays-answer-asked")
-async def test_what_the_shadow_costs_is_counted() -> None:
+async def test_the_cost_of_the_shadow_is_counted() -> None:
     stand, before = await shadowed(), metrics.SHADOW_SECONDS._value.get()
     await stand.answer(stand.asking(rows_of(1)["observation"][0]), 1e12)
     await stand.handler.shadow.finish()
     assert 0 < metrics.SHADOW_SECONDS._value.get() - before < PATIENCE_S
 
 
-async def test_a_server_that_ends_waits_for_the_pass_under_way_alone(
+async def test_an_ending_server_waits_only_for_the_current_pass(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     slow, stand = Slow(monkeypatch), await shadowed()
@@ -353,7 +353,7 @@ def written(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-async def test_each_answer_is_written_down_with_what_the_shadow_says(tmp_path: Path) -> None:
+async def test_each_answer_is_recorded_with_the_shadows(tmp_path: Path) -> None:
     record = ShadowRecord(tmp_path / "shadow.jsonl")
     stand = await shadowed(record=record)
     replies = [await record_ask(stand, seed, request_id=f"r-{seed}") for seed in range(3)]
@@ -378,7 +378,7 @@ async def test_each_answer_is_written_down_with_what_the_shadow_says(tmp_path: P
         assert sum(probabilities) == pytest.approx(1.0, abs=1e-5)
 
 
-async def test_every_step_of_an_episode_is_written_down(tmp_path: Path) -> None:
+async def test_every_step_of_an_episode_is_recorded(tmp_path: Path) -> None:
     record = ShadowRecord(tmp_path / "shadow.jsonl")
     stand = await shadowed(record=record)
     episode = stand.start()
@@ -391,7 +391,7 @@ async def test_every_step_of_an_episode_is_written_down(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("shadow-version-changes-answer")
-async def test_the_shadow_is_under_the_mask_of_the_request(tmp_path: Path) -> None:
+async def test_the_shadow_uses_the_mask_of_the_request(tmp_path: Path) -> None:
     record = ShadowRecord(tmp_path / "shadow.jsonl")
     stand = await shadowed(record=record)
     allowed = np.array([True, False, True])
@@ -409,7 +409,7 @@ async def test_the_shadow_is_under_the_mask_of_the_request(tmp_path: Path) -> No
         assert row["shadow"]["log_prob"] == pytest.approx([np.log(expected[action])], abs=1e-5)
 
 
-async def test_a_shadow_that_cannot_answer_is_written_down_as_such(tmp_path: Path) -> None:
+async def test_a_failed_shadow_answer_is_recorded(tmp_path: Path) -> None:
     record = ShadowRecord(tmp_path / "shadow.jsonl")
     stand = await shadowed(record=record, shadow_is_broken=True)
     await record_ask(stand, 0)
@@ -418,7 +418,7 @@ async def test_a_shadow_that_cannot_answer_is_written_down_as_such(tmp_path: Pat
     assert "version 2: " in row["shadow"]["error"]
 
 
-async def test_the_file_is_turned_over_and_no_disk_fails_an_answer(
+async def test_the_record_file_rotates_and_a_full_disk_fails_no_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shadow_module, "_MOST_BYTES", 1024)
@@ -438,7 +438,7 @@ async def test_the_file_is_turned_over_and_no_disk_fails_an_answer(
     assert metrics.SHADOW_UNRECORDED._value.get() == before + 1
 
 
-async def test_what_waits_to_be_written_is_bounded_by_its_rows(
+async def test_waiting_shadow_records_are_bounded_by_their_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shadow_module, "_MOST_WAITING_ROWS", 64)
@@ -456,7 +456,7 @@ async def test_what_waits_to_be_written_is_bounded_by_its_rows(
     assert record._waiting_rows == 0
 
 
-async def test_an_answer_that_comes_late_or_cannot_be_written_is_counted(
+async def test_a_late_or_unwritable_answer_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = ShadowRecord(tmp_path / "shadow.jsonl")
@@ -481,7 +481,7 @@ class RecordHeld:
         self._write(*line)
 
 
-def test_shadows_are_recorded_where_there_is_a_place_for_it(tmp_path: Path) -> None:
+def test_shadows_are_recorded_where_a_file_is_set(tmp_path: Path) -> None:
     assert open_shadow_record(ServingSection(), None) is None
     record = open_shadow_record(ServingSection(), tmp_path)
     assert record is not None

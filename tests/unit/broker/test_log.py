@@ -17,7 +17,7 @@ from penstock.protocol.messages import Durability
 @pytest.mark.parametrize(
     "version", ["6.2.20", "7.2.11", "7.4.7", "8.0.4", "8.2.2", "8.4.0", "8.6.3", "8.8.0", "9.0.1"]
 )
-def test_a_fixed_release_passes_everywhere(version: str) -> None:
+def test_a_patched_redis_release_is_accepted_everywhere(version: str) -> None:
     assert connection.check_version(version, private=True) == ""
     assert connection.check_version(version, private=False) == ""
 
@@ -68,7 +68,7 @@ def test_a_server_that_would_forget_at_a_restart_is_refused(commands: list[str],
         connection.check_replay_rights(enough, ["~*"])
 
 
-def test_ceilings_that_do_not_fit_below_maxmemory_are_refused_with_the_figures() -> None:
+def test_limits_above_maxmemory_are_refused_with_the_figures() -> None:
     section = BrokerSection(max_log_bytes=100 * MIB, max_staged_bytes=20 * MIB)
     needed = (100 + 20 + 16 + 64) * MIB
     assert connection.check_memory({"maxmemory": needed}, section) == needed
@@ -77,7 +77,7 @@ def test_ceilings_that_do_not_fit_below_maxmemory_are_refused_with_the_figures()
         connection.check_memory({"maxmemory": needed - 1}, section)
 
 
-def test_durability_is_what_the_configuration_gives() -> None:
+def test_durability_is_read_from_the_configuration() -> None:
     always = {"appendfsync": "always", "no-appendfsync-on-rewrite": "no"}
     assert connection.durability_of(always) is Durability.FSYNC
     once_a_second = (always | {"no-appendfsync-on-rewrite": "yes"}, {"appendfsync": "everysec"})
@@ -87,7 +87,7 @@ def test_durability_is_what_the_configuration_gives() -> None:
 
 @pytest.mark.parametrize("asked", list(Durability))
 @pytest.mark.parametrize("given", list(Durability))
-def test_less_durability_than_asked_is_refused(given: Durability, asked: Durability) -> None:
+def test_less_durability_than_required_is_refused(given: Durability, asked: Durability) -> None:
     if given >= asked:
         connection.check_durability(given, asked)
     else:

@@ -94,7 +94,7 @@ def test_a_bad_fragment_is_invalid_and_the_reason_names_the_field(field: str) ->
     assert field in admitted.refusal.detail
 
 
-def test_a_good_fragment_goes_on_as_it_came() -> None:
+def test_a_good_fragment_is_forwarded_unchanged() -> None:
     newer = sent(fragment(SESSION))
     newer.header.MergeFromString(b"\x9a\x06\x03new")
     (item,) = check_all(SESSION, [newer], specification()).items
@@ -148,7 +148,7 @@ async def test_the_specification_is_read_once_it_is_there() -> None:
 
 
 @pytest.mark.promise("reward-log-probability-beyond")
-async def test_bounds_that_a_resumed_learner_lowered_hold_from_the_next_second() -> None:
+async def test_limits_lowered_by_a_resumed_learner_apply_from_the_next_second() -> None:
     stored, clock = StoredSpecification(specification().encode()), Clock()
     admission = Admission(stored.read, confirmed, clock)
     rewards = fragment(SESSION, reward=np.full((STEPS, SLOTS), 50.0, np.float32))
@@ -161,7 +161,7 @@ async def test_bounds_that_a_resumed_learner_lowered_hold_from_the_next_second()
 
 
 @pytest.mark.promise("reward-log-probability-beyond")
-async def test_nothing_is_refused_by_bounds_that_a_resumed_learner_raised() -> None:
+async def test_limits_raised_by_a_resumed_learner_refuse_nothing() -> None:
     stored, clock = StoredSpecification(replace(specification(), max_reward=10.0).encode()), Clock()
     admission = Admission(stored.read, confirmed, clock)
     assert not (await admission.admit(SESSION, [sent(fragment(SESSION))])).refusal
@@ -344,7 +344,7 @@ async def test_a_wait_ends_with_its_time_and_when_the_broker_closes(changes: Cha
 
 
 @pytest.mark.promise("publication-wakes-credit-wait")
-async def test_who_waits_for_credit_is_woken_by_name_only(changes: Changes, feed: Feed) -> None:
+async def test_a_session_that_waits_for_credit_is_woken_by_name_only(changes: Changes, feed: Feed) -> None:
     with changes.holding(1) as working, changes.holding(2) as next_one, changes.holding(3) as waiting:
         changes.note_waiting(2, True)
         changes.note_waiting(3, True)
@@ -361,14 +361,14 @@ async def test_a_change_between_look_and_wait_is_not_lost(changes: Changes, feed
         assert not await _is_woken(held)
 
 
-async def test_only_the_newest_call_of_a_session_looks_on(changes: Changes, feed: Feed) -> None:
+async def test_only_the_newest_call_of_a_session_keeps_watching(changes: Changes, feed: Feed) -> None:
     with changes.holding(1) as older, changes.holding(1) as newer:
         assert (older.is_newest, newer.is_newest) == (False, True)
         assert await _is_woken(older)
         assert not await _is_woken(newer)
 
 
-async def test_a_burst_of_changes_wakes_twice(changes: Changes, feed: Feed) -> None:
+async def test_a_burst_of_changes_causes_two_wakes(changes: Changes, feed: Feed) -> None:
     woken = 0
     with changes.holding(1) as held:
         for _ in range(200):
@@ -412,7 +412,7 @@ async def look(redis_url: str) -> AsyncIterator[Look]:
     await made.store.aclose()
 
 
-async def test_redis_tells_its_memory_and_its_clients(look: Look) -> None:
+async def test_metrics_show_the_memory_and_clients_of_redis(look: Look) -> None:
     await look.monitor.look()
     info = await look.redis.info()
     assert told("redis_memory_bytes") == pytest.approx(info["used_memory"], rel=0.5)
@@ -434,7 +434,7 @@ async def test_the_ceilings_are_those_that_the_learner_has_set(look: Look, redis
     ("fact", "name", "up"),
     [("cannot_persist", "redis_write_failing", 0), ("cannot_rewrite", "redis_rewrite_failing", 1)],
 )
-async def test_a_file_that_cannot_be_written_is_told_until_it_can(
+async def test_an_unwritable_file_is_reported_until_it_is_writable(
     look: Look, fact: str, name: str, up: int
 ) -> None:
     look.changed = {fact: True}
@@ -449,7 +449,7 @@ async def test_a_file_that_cannot_be_written_is_told_until_it_can(
     ("field", "fact"),
     [("aof_last_write_status", "cannot_persist"), ("aof_last_bgrewrite_status", "cannot_rewrite")],
 )
-async def test_the_guard_reads_what_redis_says_of_its_file(look: Look, field: str, fact: str) -> None:
+async def test_the_guard_reads_the_state_of_the_append_only_file(look: Look, field: str, fact: str) -> None:
     info = await look.redis.info()
 
     class Failing:
@@ -492,7 +492,7 @@ async def test_a_cancellation_that_is_swallowed_is_repeated() -> None:
     assert ended
 
 
-async def test_the_error_of_a_task_beside_is_raised() -> None:
+async def test_an_error_of_a_background_task_is_raised() -> None:
     async def fail() -> None:
         raise LookupError("gone")
 
@@ -501,7 +501,7 @@ async def test_the_error_of_a_task_beside_is_raised() -> None:
         await _until_first(asyncio.sleep(3600), beside=beside)
 
 
-async def test_a_broker_that_drains_for_longer_than_it_may_stall_stays_live(redis_url: str) -> None:
+async def test_a_broker_that_drains_past_the_stall_limit_stays_live(redis_url: str) -> None:
     settings, clock, stop = load([{}]), Clock(), asyncio.Event()
     health = Health("broker", clock)
     inspector = connect_inspector(redis_url, settings.security)
@@ -550,7 +550,7 @@ def test_callers_share_what_all_may_ask_and_none_waits_longer_than_the_most() ->
     assert retry_times.after_ms() == LEAST_S * 1000, "after a pause it is the least"
 
 
-def test_what_does_not_fit_is_refused_as_full_with_the_figures() -> None:
+def test_an_append_beyond_the_ceiling_is_refused_as_full_with_the_figures() -> None:
     limit = StagingLimit(100)
     limit.take(60)
     with pytest.raises(Refused, match="60 of 100 bytes in flight, 41 asked") as caught:
@@ -621,7 +621,7 @@ async def test_versions_beyond_the_bound_make_room_and_a_larger_one_is_not_kept(
     assert cache.publication(4) is None
 
 
-async def test_bytes_that_are_not_the_published_ones_are_never_served() -> None:
+async def test_only_published_bytes_are_served() -> None:
     stored = StoredWeights()
     publication = stored.put(4, b"good")
     stored.chunks[4, 0] = b"evil"

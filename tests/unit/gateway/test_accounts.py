@@ -21,7 +21,7 @@ from penstock.registry.records import SchemaMismatch
 from penstock.registry.registry import Database
 
 
-def test_a_hash_takes_64_mib_and_is_that_of_its_password_alone() -> None:
+def test_a_hash_takes_64_mib_and_matches_only_its_password() -> None:
     encoded = hash_password("correct horse battery", name="ada")
     assert encoded.startswith("$argon2id$v=19$m=65536,t=3,p=4$")
     assert is_password(encoded, "correct horse battery")
@@ -30,7 +30,7 @@ def test_a_hash_takes_64_mib_and_is_that_of_its_password_alone() -> None:
 
 
 @pytest.mark.parametrize("kept", ["", "-", "plain text", "$argon2id$", "$argon2id$v=19$m=65536,t=3,p=4$x$y"])
-def test_what_is_no_hash_is_no_password(kept: str) -> None:
+def test_an_invalid_hash_matches_no_password(kept: str) -> None:
     assert not is_password(kept, kept)
     assert not is_password(kept, "correct horse battery")
 
@@ -65,7 +65,7 @@ def part(value: dict[str, Any]) -> str:
     return base64.urlsafe_b64encode(json.dumps(value).encode()).rstrip(b"=").decode()
 
 
-def test_what_was_signed_is_verified_until_it_expires(keys: Keys) -> None:
+def test_a_signed_token_is_valid_until_it_expires(keys: Keys) -> None:
     token = keys.sign(CLAIMS)
     assert keys.verify(token, NOW, audience="here")["sub"] == "user/a"
     assert not refused(keys, token, NOW + timedelta(minutes=15, seconds=-1))
@@ -103,7 +103,7 @@ def test_forged_tokens_are_refused(keys: Keys, tmp_path: Path) -> None:
     assert [name for name, token in forged.items() if not refused(keys, token)] == []
 
 
-def test_keys_are_rotated_by_one_in_front(file: Path) -> None:
+def test_a_new_key_in_front_rotates_keys(file: Path) -> None:
     old = read_keys(file)
     token = old.sign(CLAIMS)
     make_keys(file.with_name("new.json"))
@@ -119,7 +119,7 @@ def test_keys_are_rotated_by_one_in_front(file: Path) -> None:
     assert refused(read_keys(file), token)
 
 
-def test_the_file_is_made_once_and_for_its_owner_alone(file: Path) -> None:
+def test_the_file_is_made_once_and_readable_only_by_its_owner(file: Path) -> None:
     before = file.read_text()
     make_keys(file)
     assert file.read_text() == before
@@ -145,7 +145,7 @@ def test_keys_are_shown_nowhere(keys: Keys) -> None:
     assert "pseudonyms" not in repr(keys)
 
 
-def test_a_pseudonym_is_of_all_its_parts(keys: Keys) -> None:
+def test_a_pseudonym_depends_on_all_its_parts(keys: Keys) -> None:
     made = {
         keys.pseudonym("rater", "ab", "c"),
         keys.pseudonym("rater", "a", "bc"),
@@ -163,14 +163,14 @@ def tables(file: Path) -> dict[str, list[str]]:
     }
 
 
-def test_the_tables_are_those_of_the_models(tmp_path: Path) -> None:
+def test_the_tables_match_the_models(tmp_path: Path) -> None:
     open_database(f"sqlite:///{tmp_path}/a.sqlite", migrate=True).close()
     wanted = Database(f"sqlite:///{tmp_path}/b.sqlite")
     wanted.write(lambda session: Base.metadata.create_all(session.connection()))
     assert tables(tmp_path / "b.sqlite") == tables(tmp_path / "a.sqlite")
 
 
-def test_a_database_without_tables_says_what_to_do(tmp_path: Path) -> None:
+def test_a_database_without_tables_names_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(SchemaMismatch, match=r"accounts database .*: no such file: start `penstock gateway`"):
         open_database(f"sqlite:///{tmp_path}/a.sqlite", migrate=False)
 
@@ -202,7 +202,7 @@ async def until_waiting(turns: DryRunTurns, count: int) -> None:
         await asyncio.sleep(0)
 
 
-async def test_the_project_that_had_it_longest_ago_is_next() -> None:
+async def test_the_project_served_longest_ago_is_next() -> None:
     turns, order, go = DryRunTurns(look_s=0.0), list[str](), asyncio.Event()
 
     async def ask(project: str, subject: str) -> None:
@@ -220,7 +220,7 @@ async def test_the_project_that_had_it_longest_ago_is_next() -> None:
     assert order == ["loop-1", "b-1", "c-1", "loop-2", "b-2", "loop-3"]
 
 
-async def test_a_turn_is_had_by_one_and_given_back_whatever_comes_of_it() -> None:
+async def test_one_caller_holds_the_turn_and_always_returns_it() -> None:
     turns, most, there = DryRunTurns(look_s=0.0), [0], [0]
 
     async def ask(number: int) -> None:
@@ -244,7 +244,7 @@ async def test_a_turn_is_had_by_one_and_given_back_whatever_comes_of_it() -> Non
 
 
 @pytest.mark.parametrize(("goes_on", "wait_s"), [(stays, 0.0), (leaves, 600.0)])
-async def test_who_has_waited_long_enough_or_has_gone_waits_no_more(
+async def test_a_caller_waits_until_its_limit_or_until_it_has_gone(
     goes_on: Callable[[], Awaitable[bool]], wait_s: float
 ) -> None:
     turns = DryRunTurns(wait_s, look_s=0.0)
@@ -256,7 +256,7 @@ async def test_who_has_waited_long_enough_or_has_gone_waits_no_more(
         assert turns._waiting == []
 
 
-async def test_places_of_a_caller_and_a_project_are_bounded() -> None:
+async def test_the_places_of_a_caller_and_a_project_are_limited() -> None:
     turns = DryRunTurns(look_s=0.0)
     async with turns.turn("a", "a-0", stays):
         with pytest.raises(NoTurn, match="of yours goes on") as caught:

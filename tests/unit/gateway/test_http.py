@@ -101,7 +101,7 @@ def to_its_end(connection: socket.socket, *lines: str) -> bytes:
     return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
-def test_a_server_that_is_full_says_so_as_it_says_all_else(server: HttpServer) -> None:
+def test_a_full_server_answers_in_the_usual_form(server: HttpServer) -> None:
     counted = envelope.REQUESTS.labels("other", "other", "503")
     before = counted._value.get()
     with serving(make_app_of(server), most_connections=3) as served, ExitStack() as held:
@@ -148,7 +148,7 @@ def test_every_answer_carries_the_policy(server: HttpServer) -> None:
         assert "server: " not in reply
 
 
-def test_it_stops_while_somebody_is_slow(server: HttpServer) -> None:
+def test_the_server_stops_in_spite_of_a_slow_client(server: HttpServer) -> None:
     with connected(server) as connection:
         connection.sendall(b"GET /api/health HTTP/1.1\r\n")
         stopping = threading.Thread(target=server.stop)
@@ -162,9 +162,7 @@ def test_it_stops_while_somebody_is_slow(server: HttpServer) -> None:
 @pytest.mark.parametrize(
     ("proxies", "seen"), [((), "127.0.0.1"), (("10.0.0.0/8",), "127.0.0.1"), (("127.0.0.0/8",), "10.1.1.1")]
 )
-def test_who_a_request_is_from_is_said_by_proxies_that_were_named(
-    proxies: tuple[str, ...], seen: str
-) -> None:
+def test_only_named_proxies_say_who_sent_a_request(proxies: tuple[str, ...], seen: str) -> None:
     app = FastAPI()
 
     @app.get("/")
@@ -201,7 +199,7 @@ def test_a_stream_ends_with_its_server(tmp_path: Path, path: str, caplog: pytest
 
 
 @pytest.mark.parametrize(("proxies", "let_in"), [((), False), (("127.0.0.1",), True)])
-def test_an_address_that_holds_connections_gets_no_more(
+def test_an_address_with_too_many_connections_gets_no_more(
     server: HttpServer, proxies: tuple[str, ...], let_in: bool
 ) -> None:
     def answer(connection: socket.socket) -> int:
@@ -224,7 +222,7 @@ def test_an_address_that_holds_connections_gets_no_more(
         eventually(is_let_in)  # the server hears of their ends a moment later
 
 
-def test_an_account_follows_so_many_streams_at_a_time(tmp_path: Path) -> None:
+def test_an_account_follows_a_limited_number_of_streams(tmp_path: Path) -> None:
     gateway = SmallGateway.in_folder(tmp_path)
     parts = replace(gateway.parts, limits=CallLimits(streams=1))
     ada, bob = gateway.token("alpha"), gateway.token("alpha")
@@ -259,7 +257,7 @@ def test_an_address_that_cannot_be_used_is_refused(server: HttpServer, listen: s
         HttpServer(make_app_of(server), server.address)
 
 
-def test_a_server_that_ends_by_itself_has_failed(server: HttpServer, tmp_path: Path) -> None:
+def test_a_server_that_stops_unasked_has_failed(server: HttpServer, tmp_path: Path) -> None:
     (tmp_path / "none.pem").write_text("no certificate")
     pem, ended = tmp_path / "none.pem", threading.Event()
     broken = HttpServer(make_app_of(server), "127.0.0.1:0", certificate=pem, key=pem)
@@ -269,7 +267,7 @@ def test_a_server_that_ends_by_itself_has_failed(server: HttpServer, tmp_path: P
     broken.stop()
 
 
-def test_a_server_that_is_ended_has_not_failed(server: HttpServer) -> None:
+def test_a_server_told_to_stop_has_not_failed(server: HttpServer) -> None:
     ended = threading.Event()
     other = HttpServer(make_app_of(server), "127.0.0.1:0")
     other.start(on_end=ended.set)
@@ -295,7 +293,7 @@ def test_no_part_of_an_answer_waits_until_the_one_before_is_acknowledged(tmp_pat
 ONE = Rates(calls=1e-6, bytes=1e9)
 
 
-def test_an_address_that_asks_too_often_waits(tmp_path: Path) -> None:
+def test_an_address_with_too_many_requests_waits(tmp_path: Path) -> None:
     gateway = SmallGateway.in_folder(tmp_path, address=ONE)
     first, second = gateway.client.get("/api/health"), gateway.client.get("/api/health")
     assert (first.status_code, second.status_code) == (200, 429)
@@ -303,7 +301,7 @@ def test_an_address_that_asks_too_often_waits(tmp_path: Path) -> None:
     assert second.json()["error"] == "too_many"
 
 
-def test_an_account_that_asks_too_often_waits(tmp_path: Path) -> None:
+def test_an_account_with_too_many_requests_waits(tmp_path: Path) -> None:
     gateway = SmallGateway.in_folder(tmp_path, account=ONE)
     gateway.person("ada", "alpha", Role.OWNER)
     ada, program = gateway.bearer("ada"), gateway.token("alpha")
@@ -362,7 +360,7 @@ async def answered(envelope: Envelope, parts: AsyncIterator[bytes]) -> int:
     return (await Caller(envelope, parts).call()).status
 
 
-async def test_one_large_body_too_many_is_asked_to_come_again() -> None:
+async def test_a_large_body_beyond_the_limit_is_asked_to_retry() -> None:
     envelope = Envelope(application, DOORS, lambda _: None)
     half, rest = asyncio.Event(), asyncio.Event()
 
@@ -389,7 +387,7 @@ async def test_one_large_body_too_many_is_asked_to_come_again() -> None:
     assert await answered(envelope, of(11 * b"x")) == 201
 
 
-async def test_a_defect_is_an_answer_like_any_other(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_defect_is_answered_in_the_usual_form(caplog: pytest.LogCaptureFixture) -> None:
     async def broken(_scope: Any, _receive: Any, _send: Any) -> None:
         raise RuntimeError("a defect")
 
@@ -405,7 +403,7 @@ async def test_a_defect_is_an_answer_like_any_other(caplog: pytest.LogCaptureFix
 PAGE = "https://page.example"
 
 
-async def test_a_browser_is_told_that_a_page_which_was_named_may_call() -> None:
+async def test_a_named_page_gets_headers_of_cors() -> None:
     envelope = Envelope(application, Doors(origins=frozenset({PAGE})), lambda _: None)
     asked = {"access_control_request_method": "PUT", "access_control_request_headers": "authorization"}
     first = await Caller(envelope).call("OPTIONS", origin=PAGE, **asked)
@@ -423,7 +421,7 @@ async def test_a_browser_is_told_that_a_page_which_was_named_may_call() -> None:
     "origin",
     ["https://evil.example", "http://127.0.0.1", "null", "", "http://127.0.0.1.evil.example"],
 )
-async def test_a_browser_is_told_nothing_of_other_pages(origin: str) -> None:
+async def test_other_pages_get_no_headers_of_cors(origin: str) -> None:
     envelope = Envelope(application, Doors(origins=frozenset({PAGE})), lambda _: None)
     headers = {"origin": origin} if origin else {}
     for method in ("OPTIONS", "POST"):
@@ -440,7 +438,7 @@ async def test_a_browser_is_told_nothing_of_other_pages(origin: str) -> None:
         *((set(), {one}) for one in ("null", "ftp://page.example", "https://", "http://u@page.example")),
     ],
 )
-def test_what_no_request_would_ever_have_is_refused(hosts: set[str], origins: set[str]) -> None:
+def test_a_host_or_origin_that_no_request_can_have_is_refused(hosts: set[str], origins: set[str]) -> None:
     with pytest.raises(ConfigurationError, match="write"):
         Doors(hosts=frozenset(hosts), origins=frozenset(origins))
     for proxy in ("*", "proxy.example", "10.0.0.1/8", ""):
@@ -451,7 +449,7 @@ def test_what_no_request_would_ever_have_is_refused(hosts: set[str], origins: se
 
 
 @pytest.mark.parametrize(("ends", "status"), [(True, 503), (False, 0)])
-async def test_who_still_waits_when_the_server_ends_is_told(ends: bool, status: int) -> None:
+async def test_a_waiting_caller_is_told_that_the_server_ends(ends: bool, status: int) -> None:
     waits, ending = asyncio.Event(), asyncio.Event()
 
     async def long(_scope: Any, _receive: Any, _send: Any) -> None:
@@ -491,7 +489,7 @@ class Listener:
         self.is_over |= message.get("more_body") is False
 
 
-async def test_one_without_an_end_ends_with_its_server() -> None:
+async def test_an_endless_stream_ends_with_its_server() -> None:
     closed = asyncio.Event()
 
     async def endless() -> AsyncIterator[str]:
@@ -510,7 +508,7 @@ async def test_one_without_an_end_ends_with_its_server() -> None:
 
 
 @pytest.mark.parametrize("grace_s", [0.0, 1000.0])
-async def test_an_answer_goes_on_for_a_while(grace_s: float) -> None:
+async def test_an_answer_continues_for_a_while(grace_s: float) -> None:
     goes_on = asyncio.Event()
 
     async def answer() -> AsyncIterator[str]:
@@ -531,7 +529,7 @@ async def test_an_answer_goes_on_for_a_while(grace_s: float) -> None:
     assert listener.is_over
 
 
-async def test_what_fails_in_time_fails_as_ever() -> None:
+async def test_an_error_before_the_deadline_is_raised_as_usual() -> None:
     async def late() -> AsyncIterator[str]:
         yield "first"
         raise TimeoutError("of its own")

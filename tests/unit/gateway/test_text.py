@@ -74,7 +74,7 @@ def client(stands: dict[str, TextStand], folder: Path) -> Iterator[openai.OpenAI
 
 
 @pytest.mark.parametrize(("model", "asked"), [("default", ""), ("coder", "coder"), ("coder:latest", "coder")])
-def test_the_model_says_who_answers_and_who_learns(
+def test_the_model_name_selects_the_agent_that_answers_and_learns(
     client: openai.OpenAI, stands: dict[str, TextStand], model: str, asked: str
 ) -> None:
     name = f"talk-with-{model}"
@@ -90,7 +90,7 @@ def test_the_model_says_who_answers_and_who_learns(
     assert learned == {"": int(asked == ""), "coder": int(asked == "coder")}
 
 
-def test_models_are_those_of_all_whose_servers_answer(client: openai.OpenAI) -> None:
+def test_the_models_are_those_of_every_answering_server(client: openai.OpenAI) -> None:
     names = [one.id for one in client.models.list()]
     assert names == ["default", "default:latest", "default:1", "coder", "coder:latest", "coder:1"]
     for name in names:
@@ -99,7 +99,7 @@ def test_models_are_those_of_all_whose_servers_answer(client: openai.OpenAI) -> 
 
 
 @pytest.mark.parametrize("model", ["other", "whatever", "coder:v15", "default:v15", "coder:canary:1", ""])
-def test_an_unknown_model_is_refused_with_those_that_there_are(client: openai.OpenAI, model: str) -> None:
+def test_an_unknown_model_is_refused_with_the_known_ones(client: openai.OpenAI, model: str) -> None:
     final = {"conversation_id": "x", "model": model, "final": True}
     calls: tuple[Callable[[], Any], ...] = (
         lambda: client.chat.completions.create(model=model, messages=ASKED),
@@ -113,7 +113,7 @@ def test_an_unknown_model_is_refused_with_those_that_there_are(client: openai.Op
         assert all(name in str(raised.value) for name in ("default", "coder", "away"))
 
 
-def test_one_that_is_away_is_away_for_its_own_names_alone(client: openai.OpenAI, folder: Path) -> None:
+def test_an_absent_server_is_absent_for_its_own_names_alone(client: openai.OpenAI, folder: Path) -> None:
     for stream in (False, True):
         with pytest.raises(openai.InternalServerError, match=r"away\.sock.*another --agent away=") as raised:
             client.chat.completions.create(model="away", messages=ASKED, stream=stream)
@@ -129,7 +129,7 @@ def test_one_that_is_away_is_away_for_its_own_names_alone(client: openai.OpenAI,
 
 
 @pytest.mark.usefixtures("stands")
-def test_one_that_says_nothing_holds_up_no_other(folder: Path, short_folder: Path) -> None:
+def test_a_silent_server_delays_no_other(folder: Path, short_folder: Path) -> None:
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(short_folder / "silent.sock"))
         silent.listen()
@@ -143,7 +143,7 @@ def test_one_that_says_nothing_holds_up_no_other(folder: Path, short_folder: Pat
 
 
 @pytest.mark.usefixtures("stands")
-def test_without_a_first_every_name_is_an_agents(folder: Path) -> None:
+def test_without_a_first_server_every_name_is_an_agents(folder: Path) -> None:
     closed = {"conversation_id": "nobody's", "final": True}
     with over(folder, "coder") as address:
         client = client_of(address)
@@ -158,7 +158,7 @@ def test_without_a_first_every_name_is_an_agents(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("stands")
-def test_the_name_of_an_agent_counts_before_that_of_the_firsts_policy(folder: Path) -> None:
+def test_an_agents_name_wins_over_the_first_servers_policy(folder: Path) -> None:
     names = {"": f"unix:{folder}/first.sock", "default": f"unix:{folder}/coder.sock"}
     with agents_api_over(names) as address:
         client = client_of(address)
@@ -172,7 +172,7 @@ def test_the_name_of_an_agent_counts_before_that_of_the_firsts_policy(folder: Pa
             client.post("/rewards", body={"conversation_id": "theirs", "final": True}, cast_to=object)
 
 
-def test_an_agent_whose_server_has_not_come_up_is_not_ready() -> None:
+def test_an_agent_whose_server_has_not_started_is_not_ready() -> None:
     with (
         agents_api_over({"coder": ""}) as address,
         pytest.raises(openai.InternalServerError, match="coder has no server yet.*--agent coder=") as raised,
@@ -219,7 +219,7 @@ def test_a_thought_is_counted_and_hidden_from_who_does_not_ask_for_it(thoughts_c
     assert (thought["text"], len(thought["token_ids"])) == (THOUGHT, 3)
 
 
-def test_without_a_budget_there_is_none(thoughts_client: Any) -> None:
+def test_without_a_budget_there_is_no_thought_at_all(thoughts_client: Any) -> None:
     made = asked(thoughts_client, thought_tokens=0, show_thought=True)
     assert made.choices[0].message.content == WITHOUT
     assert made.penstock["thoughts"] == [None]
@@ -233,7 +233,7 @@ def test_without_a_budget_there_is_none(thoughts_client: Any) -> None:
         (-1, "thought_tokens.*greater than or equal to 0"),
     ],
 )
-def test_a_budget_that_cannot_be_is_refused(thoughts_client: Any, budget: Any, said: str) -> None:
+def test_an_invalid_budget_is_refused(thoughts_client: Any, budget: Any, said: str) -> None:
     with pytest.raises(openai.BadRequestError, match=said) as refused:
         asked(thoughts_client, thought_tokens=budget)
     assert refused.value.param == "penstock.thought_tokens"
@@ -241,7 +241,7 @@ def test_a_budget_that_cannot_be_is_refused(thoughts_client: Any, budget: Any, s
 
 
 @pytest.mark.parametrize("shows", [False, True])
-def test_a_stream_holds_the_answer_alone(thoughts_client: Any, shows: bool) -> None:
+def test_a_stream_holds_only_the_answer(thoughts_client: Any, shows: bool) -> None:
     parts = list(
         thoughts_client.chat.completions.create(
             **THOUGHTS_ASKED,
@@ -270,7 +270,7 @@ def hold_conversations(completions: Any, count: int) -> None:
 
 
 @pytest.mark.promise("openai-s-api-answers")
-def test_a_server_without_room_is_too_many_requests(tmp_path: Path) -> None:
+def test_a_server_without_room_gives_429(tmp_path: Path) -> None:
     socket = tmp_path / "text.sock"
     with (
         served_text(make_model(tmp_path / "model"), socket, max_buffered_bytes=ONE_CALL_HELD),
@@ -286,7 +286,7 @@ def test_a_server_without_room_is_too_many_requests(tmp_path: Path) -> None:
     assert (raised.value.type, raised.value.response.headers["retry-after"]) == ("rate_limit_error", "1")
 
 
-def test_an_address_that_asks_too_often_is_too_many_requests(tmp_path: Path) -> None:
+def test_an_address_with_too_many_requests_gets_429(tmp_path: Path) -> None:
     answer = relay_to(upstream_at(f"unix:{tmp_path / 'none.sock'}"))
     with serving(make_app(text_listener(answer, CallLimits(SELDOM)))) as server:
         client = client_of(f"{server.url}/v1")
@@ -299,7 +299,7 @@ def test_an_address_that_asks_too_often_is_too_many_requests(tmp_path: Path) -> 
 
 
 @pytest.mark.promise("openai-s-api-answers")
-def test_a_defect_is_an_error_of_the_server(tmp_path: Path) -> None:
+def test_a_defect_is_reported_as_a_server_error(tmp_path: Path) -> None:
     def defect() -> RunAddresses:
         raise RuntimeError(f"a defect beside {tmp_path}")
 
@@ -322,7 +322,7 @@ def client_of_none(tmp_path: Path) -> Iterator[openai.OpenAI]:
         yield client_of(f"{server.url}/v1").with_options(timeout=30.0)
 
 
-def test_a_server_of_text_that_is_not_there_is_named_in_time(client_of_none: openai.OpenAI) -> None:
+def test_an_unreachable_text_server_is_named_before_the_deadline(client_of_none: openai.OpenAI) -> None:
     with pytest.raises(openai.InternalServerError, match=r"text\.sock.*another --server") as raised:
         client_of_none.chat.completions.create(model="default", messages=ASKED)
     assert raised.value.status_code == 503
@@ -330,7 +330,7 @@ def test_a_server_of_text_that_is_not_there_is_named_in_time(client_of_none: ope
         client_of_none.models.list()
 
 
-def test_what_is_refused_before_the_api_hears_of_it_has_its_form(client_of_none: openai.OpenAI) -> None:
+def test_refusals_before_the_api_have_the_form_of_the_api(client_of_none: openai.OpenAI) -> None:
     long: Any = [{"role": "user", "content": "sum " * 300_000}]
     with pytest.raises(openai.APIStatusError, match="has more than 1048576 bytes") as raised:
         client_of_none.chat.completions.create(model="default", messages=long)
@@ -340,7 +340,7 @@ def test_what_is_refused_before_the_api_hears_of_it_has_its_form(client_of_none:
     assert (other.value.status_code, other.value.type) == (421, "invalid_request_error")
 
 
-def test_it_follows_the_run(tmp_path: Path) -> None:
+def test_the_listener_follows_the_address_of_the_run(tmp_path: Path) -> None:
     at, moves = [""], list[str]()
     upstream = Upstream(addresses=lambda: RunAddresses(server=at[0]), credentials=Credentials())
     served = ServedText(upstream, moved=lambda: moves.append(at[0]))

@@ -170,7 +170,7 @@ def test_a_stream_that_is_closed_ends_its_answers(client: Any, stand: TextStand)
 
 
 @pytest.mark.promise("label-operator-registry-model")
-def test_a_version_answers_by_its_name(client: Any, stand: TextStand) -> None:
+def test_a_version_answers_under_its_name(client: Any, stand: TextStand) -> None:
     arms = stand.versions.arms
     asked = {"messages": ASKED, "max_tokens": 1}
     with pytest.raises(openai.NotFoundError, match="there is none of that name"):
@@ -213,7 +213,7 @@ def test_a_version_answers_by_its_name(client: Any, stand: TextStand) -> None:
         ({"model": "default:1"}, "no conversation"),
     ],
 )
-def test_what_is_not_sampled_from_the_policy_is_answered_and_not_learned_from(
+def test_answers_not_sampled_from_the_policy_are_not_learned_from(
     client: Any, fields: dict[str, Any], reason: str
 ) -> None:
     asked: dict[str, Any] = {"model": "default", "messages": ASKED, **named(f"c-{len(str(fields))}")} | fields
@@ -320,7 +320,7 @@ def test_bodies_that_no_client_would_send_are_refused_in_the_form_of_the_api(
     assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", param, code)
 
 
-def test_an_end_that_is_said_again_gives_the_same_result(client: Any) -> None:
+def test_a_repeated_end_gives_the_same_result(client: Any) -> None:
     client.chat.completions.create(model="default", messages=ASKED, **named("again"))
     body = {"conversation_id": "again", "reward": 0.5, "final": True}
     first = client.post("/rewards", body=body, cast_to=object)
@@ -328,7 +328,7 @@ def test_an_end_that_is_said_again_gives_the_same_result(client: Any) -> None:
     assert first["total_return"] == 0.5
 
 
-def test_a_reward_for_a_conversation_that_is_not_there_or_over_is_refused(client: Any) -> None:
+def test_a_reward_for_an_unknown_or_ended_conversation_is_refused(client: Any) -> None:
     text = "^Error code: 404.*conversation_id='never': has begun no conversation"
     with pytest.raises(openai.NotFoundError, match=text) as raised:
         client.post("/rewards", body={"conversation_id": "never", "reward": 1.0}, cast_to=object)
@@ -342,7 +342,7 @@ def test_a_reward_for_a_conversation_that_is_not_there_or_over_is_refused(client
         client.chat.completions.create(model="default", messages=ASKED, **named("over"))
 
 
-def test_a_reward_that_is_posted_twice_counts_once(client: Any) -> None:
+def test_a_reward_posted_twice_counts_once(client: Any) -> None:
     client.chat.completions.create(model="default", messages=ASKED, **named("twice"))
     for name, amount in (("first", 0.25), ("first", 0.25), ("second", 0.5)):
         body = {"conversation_id": "twice", "reward": amount, "id": name}

@@ -100,25 +100,25 @@ def test_a_line_that_somebody_has_changed_counts_as_torn(tmp_path: Path, damage:
     assert lineage(tmp_path, CLEAN_LINE | damage).torn == 1
 
 
-def test_every_fragment_in_one_place_is_clean(tmp_path: Path) -> None:
+def test_a_run_with_every_fragment_in_one_place_is_clean(tmp_path: Path) -> None:
     books = Books(journals(1, 2, 3, 4, 5), lineage(tmp_path, CLEAN_LINE), held((5, 5)))
     assert list(books.check()) == []
     assert +books.fragments == {"trained": 3, "stale": 1, "resident": 1}
     assert +books.journalled == {"trained": 3, "stale": 1, "resident": 1}
 
 
-def test_what_an_actor_saw_acknowledged_and_no_book_has_is_lost(tmp_path: Path) -> None:
+def test_a_fragment_acknowledged_and_in_no_book_is_lost(tmp_path: Path) -> None:
     (lost,) = problems(journals(1, 2, 3, 4, 5, 6), lineage(tmp_path, CLEAN_LINE), held((5, 5)))
     assert (lost.kind, lost.session, lost.first, lost.last) == (Kind.LOST, 7, 6, 6)
 
 
-def test_a_session_that_went_on_behind_a_gap_has_lost_it_without_any_journal(tmp_path: Path) -> None:
+def test_a_gap_in_a_session_is_a_loss_even_without_a_journal(tmp_path: Path) -> None:
     line = CLEAN_LINE | {"sessions": {"7": [[1, 1], [3, 3], [5, 5]]}}
     (lost,) = problems(Journals(), lineage(tmp_path, line), held())
     assert (lost.kind, lost.first, lost.last) == (Kind.LOST, 4, 4)
 
 
-def test_redis_record_of_a_loss_excuses_exactly_what_it_names(tmp_path: Path) -> None:
+def test_redis_record_of_a_loss_excuses_exactly_the_named_fragments(tmp_path: Path) -> None:
     log = held((5, 5), lost_fragments=(LostFragments(session=7, first=6, last=7),))
     books = Books(journals(*range(1, 9)), lineage(tmp_path, CLEAN_LINE), log)
     (lost,) = books.check()
@@ -126,7 +126,7 @@ def test_redis_record_of_a_loss_excuses_exactly_what_it_names(tmp_path: Path) ->
     assert books.journalled["log_lost"] == 2
 
 
-def test_a_session_drawn_in_lost_seconds_is_excused_and_no_other(tmp_path: Path) -> None:
+def test_only_a_session_opened_in_lost_seconds_is_excused(tmp_path: Path) -> None:
     chain = lineage(tmp_path, CLEAN_LINE)
     log = held(lost_sessions=(LostSessions(first=8, last=9),))
     assert problems(journals(1, 2, session=9), chain, log) == []
@@ -144,7 +144,7 @@ def test_log_lost_without_a_loss_of_redis_is_lost(tmp_path: Path) -> None:
     assert problems(Journals(), lineage(tmp_path, line), excused, Kind.LOST) == []
 
 
-def test_what_a_resume_gave_up_is_named_by_the_line_it_fell_back_behind(tmp_path: Path) -> None:
+def test_experience_that_a_resume_gave_up_is_named_by_the_lineage(tmp_path: Path) -> None:
     abandoned = CLEAN_LINE | {"checkpoint": "1-2", "sessions": {"7": [[1, 1], [3, 4]]}}
     begun_again = {
         **CLEAN_LINE,
@@ -174,7 +174,7 @@ def test_a_fragment_in_two_lines_or_in_line_and_log_is_doubled(tmp_path: Path) -
     assert "resident" in doubled.what
 
 
-def test_entries_kept_for_a_resume_are_looked_at_too(tmp_path: Path) -> None:
+def test_entries_kept_for_a_resume_are_checked_too(tmp_path: Path) -> None:
     log = held((3, 3), (4, 3), session=7)
     (doubled,) = problems(Journals(), lineage(tmp_path, CLEAN_LINE), log)
     assert (doubled.kind, doubled.first, doubled.what) == (Kind.DOUBLED, 3, "twice in the log")
@@ -193,7 +193,7 @@ def test_lines_that_do_not_add_up_are_named(tmp_path: Path) -> None:
         assert any(words in one.what for one in found), words
 
 
-def test_a_commit_that_says_otherwise_than_its_line_is_named(tmp_path: Path) -> None:
+def test_a_commit_that_contradicts_its_line_is_named(tmp_path: Path) -> None:
     totals = Totals(trained=3, dropped={"stale": 1}, env_steps=24)
     good = Commit(checkpoint_id="1-1", manifest_sha256="", position=4, trim=0, totals=totals)
     chain = lineage(tmp_path, CLEAN_LINE)
@@ -202,7 +202,7 @@ def test_a_commit_that_says_otherwise_than_its_line_is_named(tmp_path: Path) -> 
     assert len(problems(Journals(), chain, held(commits=(bad,)), Kind.UNACCOUNTED)) == 2
 
 
-def test_a_hole_in_the_log_needs_the_marker_of_a_re_opening(tmp_path: Path) -> None:
+def test_a_gap_in_the_log_needs_the_marker_of_a_reopening(tmp_path: Path) -> None:
     chain = lineage(tmp_path, CLEAN_LINE)
     (hole,) = problems(Journals(), chain, held((7, 1), session=8), Kind.UNACCOUNTED)
     assert "entries 5..6 are gone" in hole.what
@@ -211,7 +211,7 @@ def test_a_hole_in_the_log_needs_the_marker_of_a_re_opening(tmp_path: Path) -> N
     assert "entry 6 is gone" in tail.what
 
 
-def test_checkpoints_and_versions_only_rise(tmp_path: Path) -> None:
+def test_checkpoint_and_version_numbers_only_rise(tmp_path: Path) -> None:
     second = CLEAN_LINE | {
         "checkpoint": "1-0", "parent": "1-1", "first": 5, "last": 5, "trained": 4, "exceptions": {},
         "sessions": {"8": [[1, 1]]}, "left_out": {}, "version": 1,
@@ -223,7 +223,7 @@ def test_checkpoints_and_versions_only_rise(tmp_path: Path) -> None:
     assert problems(Journals(updates={9: 1}), lineage(tmp_path, CLEAN_LINE), held(publications={9: 2}))
 
 
-def test_the_shadow_stream_is_in_none_of_the_counts(tmp_path: Path) -> None:
+def test_the_shadow_stream_is_not_counted(tmp_path: Path) -> None:
     line = CLEAN_LINE | {"sessions": {"7": [[1, 1], [3, 3], [5, 5]]}}
     assert problems(Journals(), lineage(tmp_path, line), held(shadow=((7, 4),))) == []
     told = journals(1, 2, 3, 4, 5)
@@ -231,7 +231,7 @@ def test_the_shadow_stream_is_in_none_of_the_counts(tmp_path: Path) -> None:
     assert problems(told, lineage(tmp_path, line), held()) == []
 
 
-def test_without_redis_the_lineage_is_judged_by_itself(tmp_path: Path) -> None:
+def test_without_redis_only_the_lineage_is_checked(tmp_path: Path) -> None:
     assert problems(journals(1, 2, 3, 4), lineage(tmp_path, CLEAN_LINE), None) == []
     (lost,) = problems(journals(1, 2, 3, 4, 5), lineage(tmp_path, CLEAN_LINE), None)
     assert "there is no log to look in" in lost.what
@@ -279,7 +279,7 @@ def test_subtract_and_intersect_agree_with_sets(left: set[int], right: set[int])
 
 
 @given(Loose)
-def test_overlaps_are_what_is_there_more_than_once(loose: findings.Ranges) -> None:
+def test_overlaps_are_numbers_in_several_ranges(loose: findings.Ranges) -> None:
     times = Counter(findings.numbers(loose))
     assert members(findings.overlaps(loose)) == {number for number, count in times.items() if count > 1}
     assert members(findings.merge(loose)) == set(times)
@@ -329,7 +329,7 @@ def samples_problems(samples: Samples, *trained: Fragment, published: int = 3) -
     return list(check_samples(samples, journals, Lineage(lines=(line,)), None))
 
 
-def test_what_was_sampled_sent_and_trained_is_clean(tmp_path: Path) -> None:
+def test_fragments_sampled_sent_and_trained_are_clean(tmp_path: Path) -> None:
     samples = record(tmp_path, [*ANSWERS, (5, 5)], fragment())
     assert samples_problems(samples, fragment()) == []
     assert samples.counts() == {"answers": 3, "sent": 2, "trained": 2}
@@ -344,14 +344,14 @@ def test_a_token_that_changed_after_it_was_drawn_is_found(tmp_path: Path) -> Non
 
 
 @pytest.mark.promise("token-trained-conversations-sampled")
-def test_a_payload_that_changed_behind_the_server_is_found(tmp_path: Path) -> None:
+def test_a_payload_changed_after_the_server_sent_it_is_found(tmp_path: Path) -> None:
     changed = replace(TWO, ids=(*TWO.ids[:3], 8, *TWO.ids[4:]))
     (problem,) = samples_problems(record(tmp_path, ANSWERS, fragment()), fragment(changed))
     assert (problem.kind, problem.session, problem.first) == (Kind.CHANGED, 1, 1)
     assert problem.what == "trained, and not what its server has sent"
 
 
-def test_another_version_than_the_one_that_sampled_is_found(tmp_path: Path) -> None:
+def test_a_version_other_than_the_sampling_one_is_found(tmp_path: Path) -> None:
     found = samples_problems(record(tmp_path, ANSWERS, fragment(), version=2), fragment())
     assert [one.kind for one in found] == [Kind.CHANGED] * 2
 
@@ -370,7 +370,7 @@ def test_a_version_that_was_never_published_is_found(tmp_path: Path) -> None:
     assert problem.what == "tokens are of weight version 3, the newest published is 2"
 
 
-def test_turns_of_several_versions_are_told_apart(tmp_path: Path) -> None:
+def test_turns_of_several_versions_are_distinguished(tmp_path: Path) -> None:
     column = Column(ids=TWO.ids, turns=(turn(3, -1, -2, version=3), turn(8, -3, version=4)))
     journal = SampleJournal(tmp_path, "r", "server-0", "0123abcd")
     for version, ids in ((3, (9, 2)), (4, (11,))):
@@ -380,7 +380,7 @@ def test_turns_of_several_versions_are_told_apart(tmp_path: Path) -> None:
     assert samples_problems(read_samples_of([tmp_path], "r"), fragment(column), published=4) == []
 
 
-def test_a_rollout_worker_beside_the_server_is_not_asked_for_a_record(tmp_path: Path) -> None:
+def test_a_rollout_worker_next_to_the_server_needs_no_record(tmp_path: Path) -> None:
     samples = record(tmp_path, [])
     samples.actors = {"server-0"}
     line = LineageEntry(

@@ -54,7 +54,7 @@ command_line.main()
 
 
 @pytest.mark.parametrize(("closed", "told"), [(">&-", ""), ("2>&-", "CartPole-v1")])
-def test_a_stream_that_the_caller_has_closed_is_no_error(closed: str, told: str) -> None:
+def test_a_closed_output_stream_is_no_error(closed: str, told: str) -> None:
     words = penstock("train", "CartPole-v1", "--print-config")
     done = subprocess.run(
         ("sh", "-c", f'exec "$@" {closed}', "sh", *words),
@@ -67,12 +67,12 @@ def test_a_stream_that_the_caller_has_closed_is_no_error(closed: str, told: str)
     assert told in done.stdout
 
 
-def test_a_command_fails_as_usual_where_nobody_is_told() -> None:
+def test_a_command_fails_as_usual_with_a_closed_stderr() -> None:
     words = ("sh", "-c", 'exec "$@" 2>&-', "sh", *penstock("evaluate", "/nowhere"))
     assert subprocess.run(words, capture_output=True, timeout=60, check=False).returncode == 2
 
 
-def test_modules_in_the_working_folder_hide_none_of_ours(tmp_path: Path) -> None:
+def test_modules_in_the_working_folder_do_not_hide_the_programs(tmp_path: Path) -> None:
     for name in ("actor", "broker", "launch", "learner", "penstock"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('a module of the working folder')\n")
     # No PYTHONPATH: what it names comes before the working folder anyway.
@@ -177,7 +177,7 @@ def test_a_mistake_exits_2_with_its_remedy_on_stderr(arguments: tuple[str, ...],
     assert out == ""
 
 
-def test_status_of_a_broker_that_is_gone_exits_1() -> None:
+def test_the_status_of_a_dead_broker_exits_1() -> None:
     began = time.monotonic()
     code, _, err = answer("status", "--broker", "127.0.0.1:1")
     assert code == 1
@@ -192,7 +192,7 @@ def test_the_resolved_configuration_is_printed_as_toml() -> None:
     assert 'id = "CartPole-v1"' in out
 
 
-def test_a_redis_that_is_down_is_waited_for_as_long_as_was_said(tmp_path: Path) -> None:
+def test_a_redis_that_is_down_is_awaited_for_the_set_time(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     reply = run(
         "train", "CartPole-v1", "--run-dir", str(run_dir),
@@ -213,7 +213,7 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
     assert f"{address}: port in use; choose another" in reply.stderr.splitlines()[-1]
 
 
-def test_status_takes_the_files_for_tls() -> None:
+def test_status_accepts_the_files_for_tls() -> None:
     code, _, err = answer("status", "--broker", "far:1", "--set", "security.tls_authority=/nowhere/ca.pem")
     assert code == 2
     assert "security: " in err
@@ -284,7 +284,7 @@ def test_a_workload_adds_functions_and_groups(outside: Path, monkeypatch: pytest
     assert "one of many\n" == commands_run(outside, monkeypatch, "many", "one").stdout
 
 
-def test_a_record_that_cannot_be_imported_is_told_and_left_out(
+def test_a_record_that_cannot_be_imported_is_reported_and_left_out(
     outside: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (outside / "outside_record.py").write_text("import nowhere_to_be_found\n")
@@ -294,7 +294,7 @@ def test_a_record_that_cannot_be_imported_is_told_and_left_out(
     assert "" == commands_run(outside, monkeypatch, "train", "--help").stderr
 
 
-def test_a_command_that_cannot_be_imported_is_a_mistake_of_use(
+def test_a_command_that_cannot_be_imported_is_bad_usage(
     outside: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (outside / "outside_commands.py").write_text("import nowhere_to_be_found\n")
@@ -322,7 +322,7 @@ def test_moved_command_ends_in_one_line_that_names_the_new_one() -> None:
     assert result.stderr == "penstock reward: the command is `penstock rlhf reward`\n"
 
 
-def test_help_lists_services_apart_and_at_most_21_other_commands() -> None:
+def test_help_lists_services_separately_and_at_most_21_other_commands() -> None:
     commands, services = CliRunner().invoke(app, ["--help"]).stdout.split("Services:")
     listed = ["redis", "broker", "actor", "learner", "serve"]
     assert re.findall(r"^  (\w+)", services, re.MULTILINE) == listed
@@ -330,7 +330,7 @@ def test_help_lists_services_apart_and_at_most_21_other_commands() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(plugin_commands.COMMANDS))
-def test_the_list_of_commands_says_what_the_help_of_each_says(name: str) -> None:
+def test_the_list_of_commands_agrees_with_each_commands_help(name: str) -> None:
     told = CliRunner().invoke(app, [name, "--help"])
     assert plugin_commands.COMMANDS[name][1] in " ".join(told.stdout.split())
 
@@ -354,9 +354,7 @@ def test_a_file_that_cannot_be_read_hides_no_other_job(tmp_path: Path) -> None:
         assert (found[name].state, found[name].cause) == ("failed", "job.json cannot be read")
 
 
-def test_a_job_that_is_asked_twice_to_end_gets_one_signal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_told_twice_to_end_gets_one_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
     monkeypatch.setattr(os, "killpg", lambda group, _: sent.append(group))
     (tmp_path / JOB_FILE).write_text(json.dumps({"command": [], "started": 1.0}))
@@ -371,7 +369,7 @@ def test_a_job_that_is_asked_twice_to_end_gets_one_signal(
 
 @pytest.mark.parametrize("name", ["../other", "other/x", "..", "", ".hidden"])
 @pytest.mark.parametrize("command", ["logs", "stop"])
-def test_a_name_of_a_job_leads_nowhere_else(tmp_path: Path, command: str, name: str) -> None:
+def test_a_jobs_name_leads_only_to_its_folder(tmp_path: Path, command: str, name: str) -> None:
     other = tmp_path / "other"
     other.mkdir()
     (other / JOB_FILE).write_text(json.dumps({"command": [], "started": 1.0}))
@@ -391,7 +389,7 @@ def test_a_job_whose_start_was_killed_is_listed(tmp_path: Path) -> None:
     assert [(one.name, one.command) for one in read_named(tmp_path)] == [("a", ["no-environment"])]
 
 
-def test_a_job_whose_processes_are_not_known_is_not_signalled(tmp_path: Path) -> None:
+def test_a_job_with_unknown_processes_is_not_signalled(tmp_path: Path) -> None:
     (tmp_path / JOB_FILE).write_text(json.dumps({"command": [], "started": 1.0}))
     with (tmp_path / RUN_LOCK_FILE).open("w") as run:
         fcntl.flock(run, fcntl.LOCK_EX)

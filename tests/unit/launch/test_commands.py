@@ -52,7 +52,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def test_a_folder_of_its_own_is_closed_to_others(tmp_path: Path) -> None:
+def test_a_new_folder_is_closed_to_other_users(tmp_path: Path) -> None:
     folder = tmp_path / "secrets"
     folder.mkdir(mode=0o755)
     assert main(Order(folder=folder, run="r")) == EXIT_OK
@@ -117,19 +117,19 @@ def test_a_server_that_lists_its_models_is_well(monkeypatch: pytest.MonkeyPatch)
         (200, b'{"data": 7}', "lists no models"),
     ],
 )
-def test_one_that_does_not_is_told_with_what_to_do(status: int, body: bytes, why: str) -> None:
+def test_a_server_that_lists_no_models_is_reported_with_a_remedy(status: int, body: bytes, why: str) -> None:
     with server(status, body, []) as url, pytest.raises(Unfit, match=why) as told:
         check_endpoint(url.replace("http://", "http://me:secret@"))
     assert "secret" not in str(told.value)
 
 
 @pytest.mark.parametrize("url", ["ftp://here/v1", "here:80", ""])
-def test_what_is_no_address_is_refused(url: str) -> None:
+def test_an_invalid_address_is_refused(url: str) -> None:
     with pytest.raises(Unfit, match="is no address"):
         check_endpoint(url)
 
 
-def test_a_port_without_a_listener_is_told() -> None:
+def test_a_port_without_a_listener_is_reported() -> None:
     with pytest.raises(Unfit, match="does not answer: .*is it started"):
         check_endpoint("http://127.0.0.1:9/v1")
 
@@ -151,7 +151,7 @@ def plan_in(folder: Path, *assignments: str) -> Plan:
     return make_plan(Request(what="CartPole-v1", run_dir=folder, seed=3, assignments=assignments))
 
 
-def test_the_pace_is_that_of_the_later_half() -> None:
+def test_the_pace_is_measured_on_the_later_half() -> None:
     rows = [row(0.0, 0, 0), row(5.0, 100, 1), row(10.0, 200, 2)]
     rows += [row(10.0 + n, 200 + 100 * n, 2 + n) for n in range(1, 7)]
     pace = pace_of([*rows, row(30.0, 900, 9)])
@@ -168,7 +168,7 @@ def test_two_slow_updates_are_enough() -> None:
 @pytest.mark.parametrize(
     "rows", [[], [row(5.0, 100, 1)], [row(1.0, 50, 0), row(5.0, 100, 1), row(9.0, 200, 2)]]
 )
-def test_too_few_updates_are_no_pace(rows: list[dict[str, Any]]) -> None:
+def test_too_few_updates_give_no_pace(rows: list[dict[str, Any]]) -> None:
     assert pace_of(rows) is None
 
 
@@ -182,7 +182,7 @@ def test_a_limit_of_updates_or_seconds_ends_the_run_sooner() -> None:
     assert predicted(section.model_copy(update={"total_seconds": 60.0}), SHORT) == pytest.approx(15 + 60)
 
 
-def test_a_run_that_is_as_short_is_not_extrapolated() -> None:
+def test_a_run_as_short_as_the_dry_run_is_not_extrapolated() -> None:
     for pace in (PACE, None):
         whole = replace(SHORT, is_whole=True, pace=pace)
         assert predicted(LearnerSection(total_steps=100_000), whole) == SHORT.wall_seconds
@@ -216,7 +216,7 @@ def test_minutes_and_peak_memory_are_printed_next_to_what_is_free() -> None:
         (("broker.redis=redis://127.0.0.1:6379",), False, False, "--dry-run --redis"),
     ],
 )
-def test_a_run_that_cannot_be_predicted_is_refused(
+def test_a_dry_run_of_an_unpredictable_run_is_refused(
     assignments: tuple[str, ...], recording: bool, ui: bool, said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigurationError, match=said):
@@ -278,7 +278,7 @@ def test_a_command_gets_its_options_as_one_value() -> None:
 
 @pytest.mark.parametrize("resume", [True, False])
 @pytest.mark.parametrize("best", [True, False])
-def test_a_child_reads_the_options_that_were_written_for_it(resume: bool, best: bool) -> None:
+def test_a_child_process_reads_the_options_written_for_it(resume: bool, best: bool) -> None:
     options = ResumeOptions(resume=resume, allow_loss=best, best=best)
     first = options.words(over=ResumeOptions())
     assert taken(*first) == (0, [(Options(resumption=options), False)])
@@ -301,7 +301,7 @@ def points(*values: float | None) -> list[Point]:
 
 
 @pytest.mark.parametrize("columns", [24, 80, 200])
-def test_a_line_that_rises_goes_from_corner_to_corner(columns: int) -> None:
+def test_a_rising_curve_is_drawn_from_corner_to_corner(columns: int) -> None:
     text = drawn(points(*range(11)), columns, 8).splitlines()
     assert max(map(len, text[:-1])) <= columns
     assert len(text) == 8 + 2
@@ -315,7 +315,7 @@ def test_a_line_that_rises_goes_from_corner_to_corner(columns: int) -> None:
     assert text[9] == "mean return 10.0 of the last 100 training episodes, after 10,000 steps"
 
 
-def test_what_is_not_known_is_left_out() -> None:
+def test_unknown_values_are_left_out_of_the_summary() -> None:
     assert drawn(points(None, None), 80, 8) == "nothing learned yet"
     assert drawn([], 80, 8) == "nothing learned yet"
     assert "mean return 5.000" in drawn(points(None, 5.0), 80, 8)
@@ -369,7 +369,7 @@ VARIABLE = "GRPC_EXPERIMENTS"
 @pytest.mark.parametrize(
     ("given", "expected"), [(None, SERVING_EXPERIMENTS), ("", ""), ("-tcp_read_chunks", "-tcp_read_chunks")]
 )
-def test_a_policy_server_chooses_how_it_polls_unless_somebody_else_has(
+def test_a_policy_server_sets_how_grpc_polls_unless_it_is_set(
     given: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, given or "")
@@ -457,7 +457,7 @@ def test_a_registry_is_named_by_its_url_too(run_dir: Path) -> None:
     assert told("list", url) == told("list", str(run_dir)) == told("list", str(run_dir), "--registry", url)
 
 
-def test_show_tells_what_was_decided_and_whether_the_weights_are_whole(run_dir: Path) -> None:
+def test_show_prints_decisions_and_whether_the_weights_are_intact(run_dir: Path) -> None:
     shown = told("show", str(run_dir), "3")
     assert shown["weights"] == "held, undamaged"
     assert [event["action"] for event in shown["events"]] == ["registered", "promoted"]
@@ -465,7 +465,7 @@ def test_show_tells_what_was_decided_and_whether_the_weights_are_whole(run_dir: 
     assert "damaged" in said("show", str(run_dir), "3")
 
 
-def test_promote_moves_the_arm_and_names_who_did_it(run_dir: Path) -> None:
+def test_promote_moves_the_arm_and_records_the_caller(run_dir: Path) -> None:
     share = ("--to", "canary", "--canary-share", "0.25")
     assert said("promote", str(run_dir), "5", *share, "--reason", "try") == "version 5 of default: canary\n"
     assert told("traffic", str(run_dir))["canary_share"] == 0.25
@@ -485,7 +485,7 @@ def test_a_rollback_gives_the_old_content_a_new_number(run_dir: Path) -> None:
     assert read_kept(run_dir, active["version"], active["sha256"]) == BLOBS[3]
 
 
-def test_while_a_learner_lives_it_draws_the_number(run_dir: Path) -> None:
+def test_a_living_learner_chooses_the_number_of_a_rollback(run_dir: Path) -> None:
     said("promote", str(run_dir), "9", "--reason", "better")
     learner = hold(run_dir)
     assert learner is not None
@@ -514,7 +514,7 @@ def test_traffic_is_changed_field_by_field(run_dir: Path) -> None:
     assert (changed["pins"], changed["shadow"], changed["experiment"]) == ({}, None, "second")
 
 
-def test_what_is_retired_leaves_the_folder(run_dir: Path) -> None:
+def test_weights_of_a_retired_version_leave_the_folder(run_dir: Path) -> None:
     assert told("retire", str(run_dir), "9", "--reason", "old")["status"] == "retired"
     assert kept_files(run_dir) == {3, 5}
     learner = hold(run_dir)
@@ -546,7 +546,7 @@ def test_an_exported_model_is_the_version_that_was_named(run_dir: Path) -> None:
     np.testing.assert_allclose(value, policy.values(observed), rtol=0, atol=1e-5)
 
 
-def test_a_network_of_the_runs_is_imported_only_where_its_user_allows(run_dir: Path) -> None:
+def test_a_runs_network_is_imported_only_where_the_user_allows(run_dir: Path) -> None:
     pytest.importorskip("onnxscript", reason="the extra `onnx` is not installed")
     network = PolicySection(network="tests.support.experience.own_networks:Good")
     write_specification(run_dir, replace(specification(), policy_json=network.canonical_json()))
@@ -589,7 +589,7 @@ def test_a_network_of_the_runs_is_imported_only_where_its_user_allows(run_dir: P
         (("list", "mysql://there/x"), "use sqlite:///FILE or postgresql://"),
     ],
 )
-def test_what_is_refused_ends_with_2_and_says_why(
+def test_a_refused_command_ends_with_2_and_the_cause(
     run_dir: Path, arguments: tuple[str, ...], words: str
 ) -> None:
     with Registry.open(registry_url(run_dir)) as registry:
@@ -599,12 +599,12 @@ def test_what_is_refused_ends_with_2_and_says_why(
         assert (registry.list("default"), registry.traffic("default")) == before
 
 
-def test_a_run_that_has_registered_nothing_says_so(tmp_path: Path) -> None:
+def test_a_run_without_versions_reports_it(tmp_path: Path) -> None:
     assert "no version is registered yet" in said("list", str(tmp_path), code=2)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_only_one_version_is_active_after_all_this(run_dir: Path) -> None:
+def test_only_one_version_is_active_after_every_command(run_dir: Path) -> None:
     for version in ("5", "9"):
         said("promote", str(run_dir), version, "--reason", "x")
     said("rollback", str(run_dir), "--reason", "x")

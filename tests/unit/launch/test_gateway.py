@@ -76,7 +76,7 @@ def public_umask() -> Iterator[None]:
 
 @pytest.mark.usefixtures("public_umask")
 @pytest.mark.parametrize("words", [("user", "add", "ann", "--project", "p"), ("migrate",)])
-def test_databases_are_of_their_user_alone(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_only_its_user_reads_a_database(words: tuple[str, ...], tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.mkdir(mode=0o755)
     reply = CliRunner().invoke(
@@ -91,9 +91,7 @@ def test_databases_are_of_their_user_alone(words: tuple[str, ...], tmp_path: Pat
 @pytest.mark.parametrize(
     ("held", "said"), [(b"", "12 to 256"), ("geheime-Losung-ß".encode("latin-1"), "not UTF-8")]
 )
-def test_a_password_file_that_holds_none_is_named_and_not_shown(
-    held: bytes, said: str, tmp_path: Path
-) -> None:
+def test_a_file_without_a_password_is_named_and_not_shown(held: bytes, said: str, tmp_path: Path) -> None:
     file = tmp_path / "password"
     file.write_bytes(held)
     words = ("user", "add", "ann", "--project", "p", "--password-file", str(file))
@@ -104,7 +102,7 @@ def test_a_password_file_that_holds_none_is_named_and_not_shown(
     assert "index" not in reply.stderr
 
 
-def test_a_token_whose_end_no_calendar_holds_is_refused(tmp_path: Path) -> None:
+def test_a_token_that_ends_after_the_calendar_is_refused(tmp_path: Path) -> None:
     words = ("token", "add", "t", "--project", "p", "--days", "36500000", "--state", str(tmp_path))
     reply = CliRunner().invoke(app, ("gateway", *words))
     assert reply.exit_code == 2
@@ -124,7 +122,7 @@ def test_an_option_before_the_command_is_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_that_is_not_text_is_not_repeated() -> None:
+def test_the_content_of_a_binary_file_is_not_repeated() -> None:
     told = encoding_mistake(UnicodeDecodeError("utf-8", b"geheim\xff", 6, 7, "invalid start byte"))
     assert "geheim" not in told
     assert "byte 6" in told
@@ -144,7 +142,7 @@ def call(state: Path, *words: str) -> Result:
         ("user", "add", "bob", "--project", "typo", "--role", "viewer"),
     ],
 )
-def test_a_project_that_is_mistyped_is_not_made(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_mistyped_project_is_not_made(words: tuple[str, ...], tmp_path: Path) -> None:
     assert call(tmp_path, "user", "add", "ada", "--project", "alpha").exit_code == 0
     assert call(tmp_path, "user", "add", "eve", "--project", "alpha", "--role", "viewer").exit_code == 0
     reply = call(tmp_path, *words)
@@ -173,7 +171,7 @@ def templates(tmp_path: Path) -> Path:
     return made
 
 
-def test_the_name_of_a_place_is_on_the_disk_before_it_is_used(
+def test_the_name_of_a_place_is_on_disk_before_use(
     tmp_path: Path, templates: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     happened: list[str] = []
@@ -195,7 +193,7 @@ def test_the_name_of_a_place_is_on_the_disk_before_it_is_used(
     assert happened == [f"a file of {len(place)}", "is called place", "jobs", "state"]
 
 
-def test_gateways_that_begin_together_have_one_place(tmp_path: Path, templates: Path) -> None:
+def test_gateways_that_start_together_share_one_place(tmp_path: Path, templates: Path) -> None:
     jobs = tmp_path / "jobs"
     with ThreadPoolExecutor(8) as pool:
         found = set(pool.map(lambda _: JobFolders(jobs, templates).place, range(8)))
@@ -210,7 +208,7 @@ def test_gateways_that_begin_together_have_one_place(tmp_path: Path, templates: 
 AROUND: Final = (sys.executable, "-P", "-m", "penstock.launch.jobs.job_process", IN_A_POD)
 
 
-def test_what_it_runs_is_noted_and_a_second_one_does_nothing(tmp_path: Path) -> None:
+def test_a_job_process_notes_its_start_and_a_second_one_does_nothing(tmp_path: Path) -> None:
     said = "import sys; print('out'); sys.exit(3)"
     command = (*AROUND, str(tmp_path), "output", sys.executable, "-c", said)
     assert subprocess.run(command, check=False).returncode == 3
@@ -221,7 +219,7 @@ def test_what_it_runs_is_noted_and_a_second_one_does_nothing(tmp_path: Path) -> 
     assert (tmp_path / "output").read_text() == "out\n"
 
 
-def test_a_signal_reaches_what_it_runs(tmp_path: Path) -> None:
+def test_a_signal_reaches_the_running_command(tmp_path: Path) -> None:
     waits = (
         "import signal, sys\n"
         "signal.signal(signal.SIGTERM, lambda *_: sys.exit(130))\n"
@@ -272,7 +270,9 @@ def number(least: str = "1", most: str = "10", default: str = "2") -> str:
         ("x = [", "cannot be read as TOML"),
     ],
 )
-def test_what_could_never_be_chosen_is_refused_at_the_start(tmp_path: Path, text: str, message: str) -> None:
+def test_a_template_number_that_could_never_be_chosen_is_refused_at_the_start(
+    tmp_path: Path, text: str, message: str
+) -> None:
     (tmp_path / "one.toml").write_text(text)
     with pytest.raises(ConfigurationError, match=message) as raised:
         check_templates(tmp_path, {"rlhf"})
@@ -290,15 +290,13 @@ def a_device(file: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [a_pipe, a_device, Path.mkdir])
-def test_what_is_no_file_is_not_waited_for(tmp_path: Path, make: Callable[[Path], None]) -> None:
+def test_only_plain_files_are_read_as_templates(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make(tmp_path / "one.toml")
     with pytest.raises(ConfigurationError, match="is no file"):
         check_templates(tmp_path, {"rlhf"})
 
 
-def test_a_template_that_is_half_written_harms_no_other(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_half_written_template_harms_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "one.toml").write_text(number(most="10"))
     (tmp_path / "two.toml").write_text(number())
     folder = TemplateFolder(tmp_path)
@@ -323,7 +321,7 @@ BOUNDS = '[requests]\ncpu = "1"\nmemory = "1Gi"\n[limits]\ncpu = "2"\nmemory = "
 HEAD = 'namespace = "trainings"\nimage = "penstock-trainer:0.1.0"\nclaim = "state"\n'
 
 
-def test_what_is_left_out_has_a_default(tmp_path: Path) -> None:
+def test_an_omitted_key_of_the_cluster_file_has_a_default(tmp_path: Path) -> None:
     (tmp_path / "cluster.toml").write_text(HEAD + BOUNDS)
     found = read_cluster(tmp_path / "cluster.toml")
     assert (found.service_account, found.registry_secret, found.claim_folder) == ("trainer", None, "")
@@ -355,7 +353,7 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, told: str) -> None:
     assert str(caught.value).startswith(f"--cluster {file}: {told}")
 
 
-def test_no_file_is_told(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="absent.toml: cannot be read"):
         read_cluster(tmp_path / "absent.toml")
 
@@ -381,7 +379,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_whole_file_is_read(folder: Path) -> None:
+def test_a_complete_file_is_read(folder: Path) -> None:
     (folder / "oidc.toml").write_text(WHOLE)
     found = read_provider(folder / "oidc.toml")
     assert (found.client_secret, "of the client" in repr(found)) == ("of the client", False)
@@ -403,7 +401,7 @@ def test_a_whole_file_is_read(folder: Path) -> None:
         ('project = "alpha"', 'project = "alpha"\nmore = 1', "more"),
     ],
 )
-def test_oidc_file_what_is_wrong_is_named(folder: Path, old: str, new: str, told: str) -> None:
+def test_mistakes_in_the_file_of_a_provider_are_named(folder: Path, old: str, new: str, told: str) -> None:
     (folder / "oidc.toml").write_text(WHOLE.replace(old, new))
     with pytest.raises(ConfigurationError, match=told):
         read_provider(folder / "oidc.toml")
@@ -470,14 +468,14 @@ def test_a_version_with_none_before_it_stays_active_and_the_refusal_says_what_to
     assert active(steering)["version"] == 3
 
 
-def test_a_canary_that_is_withdrawn_leaves_the_active_version(run: Path) -> None:
+def test_a_withdrawn_canary_leaves_the_active_version(run: Path) -> None:
     steering = RunSteering(lambda job: run.parents[1] / job / RUN_FOLDER)
     steering.promote(JOB, 9, to="canary", canary_share=0.1, reason="try", by="ada")
     assert steering.roll_back(JOB, None, reason="worse", by="ada")["active"]["version"] == 3
     assert active(steering)["version"] == 3
 
 
-def test_a_version_is_decided_about_by_its_name(run: Path) -> None:
+def test_a_version_can_be_promoted_by_its_name(run: Path) -> None:
     steering = RunSteering(lambda job: run.parents[1] / job / RUN_FOLDER)
     with Registry.open(f"sqlite:///{run / 'registry.sqlite'}") as registry:
         other = next(one.version for one in registry.list("default") if one.version != 3)
@@ -492,7 +490,7 @@ def test_a_version_is_decided_about_by_its_name(run: Path) -> None:
 
 
 @pytest.mark.parametrize("action", Action)
-def test_a_run_in_a_pod_takes_no_orders_and_its_versions_are_decided(
+def test_a_run_in_a_pod_takes_no_commands_but_decisions_about_versions(
     run: Path, tmp_path: Path, action: Action
 ) -> None:
     steering = PodSteering(lambda job: tmp_path / job / RUN_FOLDER, registry_url(run))
@@ -533,12 +531,12 @@ def test_a_loop_that_could_not_begin_is_refused_before_its_gateway_does(said: st
         (["a=nowhere"], "--agent: "),
     ],
 )
-def test_what_is_no_agent_is_named(said: list[str], why: str) -> None:
+def test_an_invalid_agent_is_named(said: list[str], why: str) -> None:
     with pytest.raises(ConfigurationError, match=why):
         named_agents(said, Settings())
 
 
-def test_agents_are_folders_and_addresses_of_a_site_that_takes_several(tmp_path: Path) -> None:
+def test_a_site_with_several_agents_takes_folders_and_addresses(tmp_path: Path) -> None:
     said = [f"run={tmp_path}", "server=127.0.0.1:50055"]
     found = named_agents(said, Settings())
     assert {name: type(one) for name, one in found.items()} == {"run": NamedRun, "server": NamedServer}
@@ -557,7 +555,7 @@ def test_agents_are_folders_and_addresses_of_a_site_that_takes_several(tmp_path:
         ),
     ],
 )
-def test_sites_that_cannot_be_served_beside_a_gateway_are_refused(said: list[str], why: str) -> None:
+def test_sites_that_a_gateway_cannot_serve_are_refused(said: list[str], why: str) -> None:
     with pytest.raises(ConfigurationError, match=why):
         main(Lifecycle("gateway"), Settings(), further_mounts(said, Settings()))
 
@@ -608,7 +606,7 @@ def free_address() -> str:
 
 
 @pytest.mark.parametrize(("opened", "why"), [(broken, "its recipe is gone"), (lifeless, "Not a directory")])
-def test_a_site_that_cannot_be_made_says_why_and_the_others_stay_up(opened: Any, why: str) -> None:
+def test_a_site_that_cannot_be_made_names_the_cause_and_the_others_stay_up(opened: Any, why: str) -> None:
     whole, chat = (
         Mount(name=name, listen=free_address(), open=made, is_one_of_several=True)
         for name, made in (("whole", answering), ("chat", opened))

@@ -74,7 +74,7 @@ WORKING = Figures(
         ({"learner_wait_share": 0.7, "credit_wait_share": None, "ack_wait_share": None}, Bound.ACTOR),
     ],
 )
-def test_a_process_that_waits_points_at_the_one_waited_for(
+def test_a_waiting_process_points_at_the_process_that_it_waits_for(
     shares: dict[str, float | None], bound: Bound
 ) -> None:
     verdict = judge(replace(WORKING, **shares))  # type: ignore[arg-type]
@@ -83,7 +83,7 @@ def test_a_process_that_waits_points_at_the_one_waited_for(
         assert share is None or f"{share:.0%}" in verdict.line
 
 
-def test_the_figures_are_in_the_line() -> None:
+def test_the_status_line_holds_the_figures() -> None:
     assert judge(replace(WORKING, credit_wait_share=0.63)).line == (
         "learner-bound: the learner waits 10% of its time for experience, actors wait 63% of their time for "
         "credit, 0% for acknowledgements, an acknowledgement takes 3.0 ms"
@@ -99,7 +99,9 @@ def test_the_figures_are_in_the_line() -> None:
         ({"actor_problem": "actor-0 has ended"}, Bound.ACTOR),
     ],
 )
-def test_a_process_that_does_not_move_goes_before_all_shares(problem: dict[str, str], bound: Bound) -> None:
+def test_a_process_without_progress_is_the_bottleneck_before_all_others(
+    problem: dict[str, str], bound: Bound
+) -> None:
     figures = replace(WORKING, updates=0, since_update_s=12.3, starved=2, **problem)  # type: ignore[arg-type]
     verdict = judge(figures)
     assert verdict.bound is bound
@@ -112,13 +114,13 @@ def test_a_learner_that_makes_no_update_while_all_actors_wait_is_the_bottleneck(
     assert verdict.line == "learner-bound: no update for 7 s; 2 of 2 actors wait for credit"
 
 
-def test_actors_that_fill_no_batch_yet_are_the_bottleneck() -> None:
+def test_actors_that_have_not_filled_a_batch_are_the_bottleneck() -> None:
     verdict = judge(replace(WORKING, updates=0, since_update_s=None))
     assert verdict.line == "actor-bound: no update yet; actors have credit and fill no batch yet"
 
 
 @pytest.mark.parametrize("figures", [Figures(), Figures(halted="paused by an operator", updates=0, actors=2)])
-def test_what_was_not_measured_is_not_judged(figures: Figures) -> None:
+def test_figures_that_were_not_measured_are_not_judged(figures: Figures) -> None:
     verdict = judge(figures)
     assert verdict.bound is Bound.UNKNOWN
     assert verdict.reason in ("nothing has been measured yet", "paused by an operator")
@@ -193,7 +195,7 @@ def test_rates_are_differences_of_counters_by_time() -> None:
     assert judge(figures).bound is Bound.LEARNER
 
 
-def test_the_oldest_look_at_which_all_answered_is_compared_with() -> None:
+def test_rates_are_relative_to_the_oldest_look_that_all_answered() -> None:
     silent = seen(0, learner(0, 1, 0, 0), snapshot("actor-0", 0, "stands still: stopped by a signal"))
     starting, now = seen(1, learner(1, 2, 0, 1)), seen(4, learner(4, 5, 0, 4), actor("actor-0", 4, 9, 0))
     whole = seen(2, learner(2, 3, 0, 2), actor("actor-0", 2, 5, 0))
@@ -202,13 +204,13 @@ def test_the_oldest_look_at_which_all_answered_is_compared_with() -> None:
     assert comparable([now]) is now
 
 
-def test_an_actor_that_was_started_again_counts_from_its_second_look_on() -> None:
+def test_a_restarted_actor_counts_from_its_second_look() -> None:
     before = seen(0, actor("actor-0", 0, 5000, 0), actor("actor-1", 0, 0, 0))
     after = seen(1, actor("actor-0", 1, 20, 0, pid=2), actor("actor-1", 1, 7, 0))
     assert flow_between(before, after)["environment_steps"] == 7
 
 
-def test_a_wait_that_has_not_ended_counts_as_the_whole_window() -> None:
+def test_an_unfinished_wait_counts_as_the_whole_window() -> None:
     before = seen(0, actor("actor-0", 0, 100, 3), learner(0, 3, 1, 1))
     after = seen(2, actor("actor-0", 2, 100, 3), learner(2, 3, 1, 1), sessions=(session("actor-0", 7, 7),))
     figures = figures_between(before, after)
@@ -216,7 +218,7 @@ def test_a_wait_that_has_not_ended_counts_as_the_whole_window() -> None:
     assert judge(figures).line == "learner-bound: no update for 2 s; 1 of 1 actors wait for credit"
 
 
-def test_one_look_alone_measures_nothing() -> None:
+def test_a_single_observation_measures_nothing() -> None:
     only = seen(3, actor("actor-0", 3, 100, 3), learner(3, 3, 1, 1), sessions=(session("actor-0", 7, 7),))
     assert judge(figures_between(only, only)).line == "not measured: nothing has been measured yet"
     assert flow_between(only, only)["environment_steps"] is None
@@ -232,14 +234,14 @@ def test_a_learner_that_was_stopped_is_named() -> None:
     )
 
 
-def test_one_dead_actor_of_two_is_no_bottleneck_by_itself() -> None:
+def test_one_dead_actor_of_two_is_not_a_bottleneck() -> None:
     dead = snapshot("actor-1", 2, "has ended")
     after = seen(2, actor("actor-0", 2, 100, 0), dead, learner(2, 3, 1, 1))
     assert figures_between(after, after).actor_problem == ""
     assert figures_between(seen(0), seen(2, dead)).actor_problem == "actor-1 has ended"
 
 
-def test_a_paused_run_and_one_that_is_starting_are_not_judged() -> None:
+def test_paused_and_starting_runs_have_no_bottleneck() -> None:
     paused = seen(1, learner(1, 1, 0, 0))
     assert paused.status is not None
     paused.status.desired = cast("Any", RunState.PAUSED)
@@ -248,7 +250,7 @@ def test_a_paused_run_and_one_that_is_starting_are_not_judged() -> None:
     assert figures_between(starting, starting).halted == "no broker has come up yet"
 
 
-def test_a_role_has_one_row_with_rate_lag_version_restarts_and_health() -> None:
+def test_each_role_has_a_row_with_rate_lag_version_restarts_and_health() -> None:
     launcher = snapshot("launcher", 2, restarts_total__role_actor=3)
     sights = [actor("actor-0", 2, 300, 0), snapshot("actor-1", 2, "has ended"), launcher]
     after = seen(2, *sights, learner(2, 5, 0, 1), sessions=(session("actor-0", 1, 2),))
@@ -308,7 +310,7 @@ def test_a_curve_grows_with_its_file(tmp_path: Path) -> None:
     assert returns(curve.poll()) == [(1, None), (2, 7.5)]
 
 
-def test_a_file_that_begins_anew_is_a_new_curve(tmp_path: Path) -> None:
+def test_a_file_that_starts_again_is_a_new_curve(tmp_path: Path) -> None:
     path = write(tmp_path / "metrics.jsonl", row(1, 1.0), row(2, 2.0))
     curve = Curve(path)
     curve.poll()
@@ -335,7 +337,7 @@ def test_a_long_run_is_thinned_evenly_and_keeps_its_newest_line(
     assert len(gaps) == 1
 
 
-def test_a_line_without_an_update_knows_no_staleness(tmp_path: Path) -> None:
+def test_a_line_without_an_update_has_no_staleness(tmp_path: Path) -> None:
     path = write(tmp_path / "metrics.jsonl", row(0), row(64), row(128) | {"updates": 64})
     assert [point.staleness for point in Curve(path).poll()] == [None, 1.0, None]
 
@@ -347,7 +349,7 @@ def test_a_rate_is_taken_over_the_stretch_before_its_point(tmp_path: Path) -> No
     assert rates([]) == []
 
 
-def test_runs_of_any_length_are_overlaid_in_one_picture(tmp_path: Path) -> None:
+def test_runs_of_any_length_are_drawn_in_one_plot(tmp_path: Path) -> None:
     for name, length in {"a": 200, "b": 60, "c": 0}.items():
         write(tmp_path / name / "metrics.jsonl", *(row(64 * n, float(n), 0.25 * n) for n in range(length)))
     one, three = tmp_path / "one.png", tmp_path / "three.png"
@@ -379,7 +381,7 @@ def view_row(steps: int, value: float | None) -> dict[str, object]:
     return {"env_steps": steps, "mean_return": value, "staleness_p50": 1, "updates": 2}
 
 
-def test_plain_lines_say_all_figures_once_in_a_while() -> None:
+def test_plain_lines_show_all_figures_at_intervals() -> None:
     stream = io.StringIO()
     with PlainView(stream, total_steps=150_000, target=475.0) as view:
         view.event("training")
@@ -393,7 +395,7 @@ def test_plain_lines_say_all_figures_once_in_a_while() -> None:
     )
 
 
-def test_a_run_that_stands_still_writes_no_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stalled_run_writes_no_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.launch.inspection.live_view.PLAIN_INTERVAL_S", 0.0)
     stream = io.StringIO()
     with PlainView(stream, total_steps=None, target=None) as view:
@@ -422,7 +424,7 @@ def test_a_terminal_gets_a_bar_with_the_figures_below() -> None:
         assert words in text
 
 
-def test_what_is_no_terminal_gets_plain_lines() -> None:
+def test_without_a_terminal_plain_lines_are_printed() -> None:
     assert isinstance(make_view(io.StringIO(), "x", None, None), PlainView)
 
 
@@ -450,7 +452,7 @@ def test_a_line_that_is_still_being_written_is_read_next_time(tmp_path: Path) ->
     assert (progress.env_steps, progress.staleness_p50) == (2, 1.0)
 
 
-def test_a_line_that_a_killed_learner_has_torn_is_passed_over(tmp_path: Path) -> None:
+def test_a_line_torn_by_a_killed_learner_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     tail = MetricsTail(path)
     whole, torn = json.dumps(view_row(3, 1.0)) + "\n", json.dumps(view_row(4, 1.0))[:25] + "\n"
@@ -509,7 +511,7 @@ def announce(folder: Path) -> None:
     (folder / "endpoints.json").write_text(f'{{"launcher": {(folder / "endpoint.json").read_text()}}}')
 
 
-def test_a_process_that_is_well_is_read(
+def test_a_healthy_process_is_read(
     service: tuple["subprocess.Popen[bytes]", Endpoint], tmp_path: Path
 ) -> None:
     _, endpoint = service
@@ -521,7 +523,7 @@ def test_a_process_that_is_well_is_read(
     assert seen.total("no_such_metric") is None
 
 
-def test_a_process_that_was_stopped_is_named_without_waiting_for_it(
+def test_a_stopped_process_is_named_without_waiting(
     service: tuple["subprocess.Popen[bytes]", Endpoint],
 ) -> None:
     process, endpoint = service
@@ -532,7 +534,7 @@ def test_a_process_that_was_stopped_is_named_without_waiting_for_it(
     assert look("launcher", endpoint, time.time()).problem == ""
 
 
-def test_a_process_that_has_ended_is_named_and_the_run_goes_on_no_longer(
+def test_a_process_that_has_ended_is_named_and_the_run_continues_no_longer(
     service: tuple["subprocess.Popen[bytes]", Endpoint], tmp_path: Path
 ) -> None:
     process, endpoint = service
@@ -546,7 +548,7 @@ def test_a_process_that_has_ended_is_named_and_the_run_goes_on_no_longer(
     assert not is_going_on(tmp_path)
 
 
-def test_a_pid_that_was_given_to_another_process_is_no_life_sign(
+def test_a_reused_pid_is_not_a_sign_of_life(
     service: tuple["subprocess.Popen[bytes]", Endpoint],
 ) -> None:
     process, endpoint = service
@@ -558,7 +560,7 @@ def test_a_pid_that_was_given_to_another_process_is_no_life_sign(
     assert not look("launcher", endpoint, time.time() - 3600).ended
 
 
-def test_a_red_process_says_why_and_another_ones_port_is_no_answer() -> None:
+def test_an_unhealthy_process_gives_its_reason_and_other_processes_are_not_mistaken_for_it() -> None:
     health = Health("launcher")
     health.fail("the disk is full")
     server, port = serve_http(health, "127.0.0.1", 0)
@@ -575,7 +577,7 @@ def test_a_red_process_says_why_and_another_ones_port_is_no_answer() -> None:
         server.server_close()
 
 
-def test_a_run_without_anything_to_see_is_seen_as_such(tmp_path: Path) -> None:
+def test_a_run_without_processes_shows_only_the_silence_of_its_broker(tmp_path: Path) -> None:
     def no_broker() -> control_pb2.StatusReply:
         raise Fatal("no broker has come up yet")
 

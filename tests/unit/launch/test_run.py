@@ -41,7 +41,7 @@ from tests.support.storage.small_disk import SizeLimit
 # ---- From a command line to a run.
 
 
-def test_layers_lie_over_one_another_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_override_one_another_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "mine.toml"
     file.write_text(
         'seed = 1\n[environment]\nid = "CartPole-v1"\n[algorithm]\nepochs = 7\nminibatches = 7\ndiscount '
@@ -61,7 +61,7 @@ def test_layers_lie_over_one_another_in_order(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("said", ["--set", "file", "environment"])
-def test_defaults_of_one_algorithm_are_not_laid_under_another(
+def test_defaults_of_one_algorithm_do_not_apply_to_another(
     said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "mine.toml"
@@ -92,7 +92,7 @@ def test_lock_step_without_rollout_workers_is_refused(tmp_path: Path) -> None:
         make_plan(Request(what="CartPole-v1", run_dir=tmp_path / "r", assignments=said))
 
 
-def test_a_run_that_learns_from_clients_waits_for_them_unless_it_is_told_how_long(tmp_path: Path) -> None:
+def test_a_run_that_learns_from_clients_waits_for_them_unless_a_limit_is_set(tmp_path: Path) -> None:
     def limit(actors: int, *assignments: str) -> float:
         request = Request(
             what="CartPole-v1", actors=actors, serve_at="127.0.0.1:0", run_dir=tmp_path / "run",
@@ -105,7 +105,9 @@ def test_a_run_that_learns_from_clients_waits_for_them_unless_it_is_told_how_lon
     assert limit(0, "learner.stall_timeout_s=60") == 60
 
 
-def test_a_run_is_its_name_and_a_random_suffix(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_folder_of_a_run_is_its_name_and_a_random_suffix(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
     first, second = (make_plan(Request(what="CartPole-v1")) for _ in range(2))
     assert first.settings.run != second.settings.run
@@ -113,7 +115,7 @@ def test_a_run_is_its_name_and_a_random_suffix(monkeypatch: pytest.MonkeyPatch, 
     assert first.settings.run.startswith("cartpole-v1-")
 
 
-def test_the_target_is_the_environments_own_unless_said(tmp_path: Path) -> None:
+def test_the_target_is_the_environments_own_unless_set(tmp_path: Path) -> None:
     assert make_plan(Request(what="Acrobot-v1", run_dir=tmp_path / "a")).target == -100.0
     assert make_plan(Request(what="Acrobot-v1", run_dir=tmp_path / "a", target_return=-90.0)).target == -90.0
 
@@ -136,7 +138,7 @@ def test_a_mistake_is_named_with_its_remedy(request_: Request, words: str) -> No
         make_plan(request_)
 
 
-def test_a_resumed_run_takes_settings_of_its_own_algorithm(tmp_path: Path) -> None:
+def test_a_resumed_run_accepts_settings_of_its_own_algorithm(tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('[environment]\nid = "CartPole-v1"\n[algorithm]\nname = "impala"\n')
     prepare_folder(make_plan(Request(what=str(file), run_dir=tmp_path / "r")))
@@ -182,7 +184,7 @@ def test_the_module_of_a_named_network_may_be_imported_by_its_actors(tmp_path: P
     assert plan.settings.actor.allow_modules == ("other", "absent_networks")
 
 
-def test_who_serves_a_run_may_import_what_its_configuration_allows(
+def test_a_server_of_a_run_may_import_what_its_configuration_allows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ask = ("policy.network=absent_networks:Mine", "serving.max_wait_ms=3", "metrics.port=9000")
@@ -250,7 +252,7 @@ def test_a_password_of_the_wrong_type_is_not_shown() -> None:
     assert "hunter2" not in str(caught.value)
 
 
-def test_two_launchers_never_have_one_run_in_hand(tmp_path: Path) -> None:
+def test_two_launchers_never_use_one_run(tmp_path: Path) -> None:
     with (
         held_folder(tmp_path / "run"),
         pytest.raises(ConfigurationError, match=r"run_dir=.*another `penstock train`"),
@@ -262,7 +264,7 @@ def test_two_launchers_never_have_one_run_in_hand(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("environment_id", ["CartPole-v1", "LunarLander-v3"])
-def test_a_learner_on_its_own_learns_as_under_train(tmp_path: Path, environment_id: str) -> None:
+def test_a_learner_alone_learns_as_under_penstock_train(tmp_path: Path, environment_id: str) -> None:
     file = tmp_path / "run.toml"
     file.write_text(f'run = "far"\n[environment]\nid = "{environment_id}"\n[algorithm]\nepochs = 3\n')
     alone = learner_settings(file, ("seed=7",))
@@ -376,7 +378,7 @@ def test_a_killed_server_ends_the_service_with_the_cause(start: Callable[[], Ser
     assert err.splitlines()[-1].startswith("redis-server died (signal 9): ")
 
 
-def test_a_disk_that_was_full_once_does_not_make_a_killed_server_the_end_of_the_run(
+def test_after_a_full_disk_a_killed_server_does_not_end_the_run(
     start: Callable[[], Service], tmp_path: Path
 ) -> None:
     service = start()
@@ -391,7 +393,7 @@ def test_a_disk_that_was_full_once_does_not_make_a_killed_server_the_end_of_the_
     assert service.process.returncode == 1
 
 
-def test_the_server_refuses_what_a_log_cannot_bear() -> None:
+def test_redis_is_started_with_the_options_that_a_log_needs() -> None:
     where = Path("/run/r.sock"), Path("/data")
     levels = {"memory": ("no", "no"), "fsync_1s": ("yes", "everysec"), "fsync": ("yes", "always")}
     for durability, (appendonly, appendfsync) in levels.items():
@@ -456,7 +458,7 @@ def fields(pid: int) -> dict[str, str]:
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
-def test_a_copy_is_a_child_of_the_launcher_and_known_by_its_command_line(place: Place) -> None:
+def test_a_forked_service_is_a_child_of_the_launcher_with_its_command_line(place: Place) -> None:
     pid = place.start(WAITS)
     assert int(fields(pid)["PPid"]) == os.getpid()
     assert os.getpgid(pid) == pid
@@ -468,14 +470,14 @@ def test_a_copy_is_a_child_of_the_launcher_and_known_by_its_command_line(place: 
     assert ended(pid) == -signal.SIGKILL
 
 
-def test_a_copy_writes_to_its_log_and_ends_with_its_exit_code(place: Place) -> None:
+def test_a_forked_service_writes_to_its_log_and_ends_with_its_exit_code(place: Place) -> None:
     for times in (1, 2):
         assert ended(place.start(REFUSED)) == 2
         assert place.log.read_text().count("Invalid value for '--actor-id'") == times
         assert place.log.read_text().count("Usage: python -m penstock.launch.cli actor") == times
 
 
-def test_a_copy_has_the_environment_that_it_is_given_and_no_other(
+def test_a_forked_service_has_only_the_given_environment(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = {"PATH": os.environ["PATH"], "PENSTOCK_METRICS__PORT": "no port"}
@@ -491,7 +493,7 @@ def test_a_copy_has_the_environment_that_it_is_given_and_no_other(
         ended(pid)
 
 
-def test_a_copy_sees_its_lifeline_close(tmp_path: Path) -> None:
+def test_a_forked_service_sees_its_lifeline_close(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     with closing(ForkServer()) as server:
         place = Place(tmp_path / "service.log", reading, server)
@@ -502,7 +504,7 @@ def test_a_copy_sees_its_lifeline_close(tmp_path: Path) -> None:
     os.close(reading)
 
 
-def test_a_copy_that_is_told_nothing_is_nothing(place: Place) -> None:
+def test_a_copy_that_gets_no_command_ends(place: Place) -> None:
     told, telling = os.pipe()
     with place.log.open("ab") as log, os.fdopen(told) as reader, socket_of(place.server) as server:
         socket.send_fds(server, [b"\0"], [reader.fileno(), log.fileno(), place.lifeline])
@@ -520,14 +522,14 @@ def socket_of(server: ForkServer) -> socket.socket:
 
 
 @pytest.mark.parametrize("command", [penstock("serve"), penstock("--help"), ("/bin/true",)])
-def test_what_the_server_has_not_imported_is_started_as_a_program(
+def test_a_command_that_the_server_has_not_imported_starts_as_a_program(
     command: tuple[str, ...], place: Place
 ) -> None:
     with place.log.open("ab") as log:
         assert place.server.start(command, os.environ, log.fileno(), place.lifeline) is None
 
 
-def test_without_the_server_services_are_programs(place: Place) -> None:
+def test_without_the_fork_server_services_start_as_programs(place: Place) -> None:
     pid = place.server.pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
@@ -537,7 +539,7 @@ def test_without_the_server_services_are_programs(place: Place) -> None:
     assert place.server.pid is None
 
 
-def test_nobody_waits_for_a_server_that_was_given_up(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_abandoned_fork_server_is_not_waited_for(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="penstock.launch.run.fork_server")
     pid = place.server.pid
     assert pid is not None
@@ -563,9 +565,7 @@ class KillsCopies(ForkServer):
 
 
 @pytest.mark.parametrize("size", [1, 1_000_000], ids=["in one write", "more than a pipe holds"])
-def test_a_copy_that_is_killed_before_it_is_told_is_a_service_that_has_died(
-    size: int, place: Place, tmp_path: Path
-) -> None:
+def test_a_copy_killed_before_its_command_is_a_dead_service(size: int, place: Place, tmp_path: Path) -> None:
     with closing(KillsCopies()) as server:
         other = Place(tmp_path / "killed.log", place.lifeline, server)
         assert ended(other.start(WAITS, {"LARGE": "x" * size})) == -signal.SIGKILL
@@ -604,7 +604,7 @@ def test_a_variable_without_a_name_keeps_no_service_from_starting(tmp_path: Path
     assert "Invalid value for '--actor-id'" in log.read_text()
 
 
-def test_services_go_on_when_the_server_ends(place: Place) -> None:
+def test_services_continue_when_the_server_ends(place: Place) -> None:
     pid, server = place.start(WAITS), place.server.pid
     place.server.close()
     assert server is not None

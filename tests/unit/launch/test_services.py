@@ -59,7 +59,7 @@ def test_a_password_given_to_the_launcher_reaches_the_services(tmp_path: Path, p
     assert password not in (tmp_path / "run" / "config.toml").read_text()
 
 
-def test_without_a_password_the_services_are_told_none() -> None:
+def test_without_a_password_the_services_get_none() -> None:
     assert "PENSTOCK_SECURITY__REDIS_PASSWORD" not in service_environment(load([]))
 
 
@@ -74,7 +74,7 @@ def test_a_broker_is_given_the_registry_of_the_run(tmp_path: Path) -> None:
         assert not any("registry.url" in word for word in commands["actor-0"])
 
 
-def test_a_learner_that_is_started_again_does_not_go_back_once_more(tmp_path: Path) -> None:
+def test_a_restarted_learner_does_not_restore_again(tmp_path: Path) -> None:
     prepare_folder(make_plan(Request(what="CartPole-v1", run_dir=tmp_path / "run")))
     plan = make_plan(
         Request(run_dir=tmp_path / "run", resumption=ResumeOptions(resume=True, allow_loss=True, best=True))
@@ -110,7 +110,7 @@ def test_a_run_without_evaluations_has_no_evaluation_actor(tmp_path: Path) -> No
     assert [spec.name for spec in service_specs(plan, tmp_path)] == ["redis", "broker", "learner", "actor-0"]
 
 
-def test_launchers_that_clean_up_the_same_folders_do_not_trip_over_each_other(
+def test_launchers_that_clean_the_same_folders_do_not_disturb_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -124,7 +124,7 @@ def test_launchers_that_clean_up_the_same_folders_do_not_trip_over_each_other(
     assert len(made) == 8
 
 
-def test_actors_of_this_machine_are_told_where_it_has_what_the_run_names(tmp_path: Path) -> None:
+def test_actors_of_this_machine_get_the_local_paths_of_the_run(tmp_path: Path) -> None:
     kwargs = {"model": "/models/a", "prompts": "/data/p.jsonl", "reward": str(tmp_path), "serve_reward": True}
     said = ("workload=rlhf", f"environment.kwargs={dump_inline(kwargs)}", 'actor.places.prompts="7"')
     plan = make_plan(Request(what="words", run_dir=tmp_path / "run", assignments=said))
@@ -167,7 +167,7 @@ def test_every_service_is_in_a_stage_of_the_drain(tmp_path: Path, monkeypatch: p
     assert list(gone_by(serves=True)) == list(DrainStage)
 
 
-def test_a_policy_server_has_the_time_that_its_flush_may_take() -> None:
+def test_a_policy_server_has_time_for_its_flush() -> None:
     serving, alone = gone_by(serves=True), gone_by(serves=False)
     assert serving[DrainStage.SERVING] - serving[DrainStage.ACTING] > SERVER_CALLS_S + SERVER_FLUSH_S
     assert list(serving.values()) == sorted(serving.values())
@@ -219,7 +219,7 @@ def ending(cause: str = "") -> Ending:
     return Ending(wall_seconds=9.5, interrupted=False, cause=cause, accounts=[actor], redis=REDIS)
 
 
-def test_it_holds_every_field_that_others_rely_on(tmp_path: Path) -> None:
+def test_the_summary_holds_every_documented_field(tmp_path: Path) -> None:
     plan = plan_in(tmp_path)
     summary = make_summary(plan, ending(), LEARNT)
     write_summary(plan.run_dir, summary)
@@ -236,7 +236,7 @@ def test_it_holds_every_field_that_others_rely_on(tmp_path: Path) -> None:
     assert "failure" not in summary
 
 
-def test_people_read_the_verdict_and_the_books(tmp_path: Path) -> None:
+def test_the_printed_summary_has_the_verdict_and_the_books(tmp_path: Path) -> None:
     plan = plan_in(tmp_path)
     text = "\n".join(summary_lines(make_summary(plan, ending(), LEARNT)))
     assert text.startswith("CartPole-v1: solved")
@@ -270,7 +270,7 @@ BASE = {
         ),
     ],
 )
-def test_people_read_whether_training_beat_what_it_began_with(
+def test_the_printed_summary_compares_with_the_initial_policy(
     tmp_path: Path, told: dict[str, object], said: str
 ) -> None:
     learnt = LEARNT | {"evaluation": {**LEARNT["evaluation"], "base": BASE | told}}  # type: ignore[dict-item]
@@ -292,13 +292,13 @@ def test_people_read_whether_training_beat_what_it_began_with(
         (None, "before the learner could say why"),
     ],
 )
-def test_people_read_why_it_ended(tmp_path: Path, word: str | None, said: str) -> None:
+def test_the_printed_summary_says_why_the_run_ended(tmp_path: Path, word: str | None, said: str) -> None:
     learnt = LEARNT | {"ending": word, "restored_from": None}
     lines = summary_lines(make_summary(plan_in(tmp_path), ending(), learnt))
     assert any(line.endswith(f" {said}") for line in lines), lines
 
 
-def test_a_run_whose_learner_said_nothing_still_has_a_summary(tmp_path: Path) -> None:
+def test_a_run_whose_learner_reported_nothing_has_a_summary(tmp_path: Path) -> None:
     summary = make_summary(plan_in(tmp_path), ending(cause="redis failed 5 times in a row"), {})
     assert summary["failure"] == "redis failed 5 times in a row"
     assert summary["solved"] is False

@@ -115,7 +115,7 @@ def test_each_service_has_its_own_process_group_and_log_file(harness: Harness) -
     assert sorted(harness.log().splitlines()) == ["True", "to stderr"]
 
 
-def test_restarts_are_told_before_the_first(harness: Harness) -> None:
+def test_restarts_are_exported_before_the_first(harness: Harness) -> None:
     harness.supervisor.start(python("pass"))
     assert 'penstock_restarts_total{role="actor"}' in metrics.exposition("launcher").decode()
 
@@ -138,7 +138,7 @@ def test_a_service_that_keeps_dying_ends_the_run_with_its_last_line(harness: Har
     assert caught.value.code == 1
 
 
-def test_a_wrong_configuration_is_not_tried_again(harness: Harness) -> None:
+def test_a_service_with_a_wrong_configuration_is_not_restarted(harness: Harness) -> None:
     harness.supervisor.start(python("import sys; print('seed=-1: no'); sys.exit(2)"))
     with pytest.raises(GaveUp, match="^seed=-1: no$") as caught:
         harness.until(lambda: False)
@@ -146,7 +146,7 @@ def test_a_wrong_configuration_is_not_tried_again(harness: Harness) -> None:
     assert harness.supervisor.accounts()[0].restarts == 0
 
 
-def test_a_service_that_ends_by_itself_is_done(harness: Harness) -> None:
+def test_a_service_that_exits_is_done(harness: Harness) -> None:
     harness.supervisor.start(python("sum(range(10**6))"))
     harness.until(lambda: harness.supervisor.is_done("worker"))
     account = harness.supervisor.accounts()[0]
@@ -155,7 +155,7 @@ def test_a_service_that_ends_by_itself_is_done(harness: Harness) -> None:
     assert harness.events == []
 
 
-def test_a_broker_that_somebody_else_drained_is_started_again(harness: Harness) -> None:
+def test_a_broker_that_was_drained_from_outside_is_restarted(harness: Harness) -> None:
     code = (
         "import signal, sys; print('up', flush=True)\n"
         "signal.sigwait({signal.SIGTERM}) if '--again' not in sys.argv else signal.pause()"
@@ -185,9 +185,7 @@ def test_an_actor_that_ended_is_started_again_unless_the_run_ends(
 
 @pytest.mark.parametrize("leaves", ["import os; os._exit(0)", "raise SystemExit"])
 @pytest.mark.parametrize("clean_exit", CleanExit)
-def test_exit_0_of_a_service_that_was_not_asked_is_a_failure(
-    leaves: str, clean_exit: CleanExit, harness: Harness
-) -> None:
+def test_an_unrequested_exit_0_is_a_failure(leaves: str, clean_exit: CleanExit, harness: Harness) -> None:
     harness.supervisor.start(python(leaves, clean_exit=clean_exit))
     with pytest.raises(GaveUp, match=r"worker failed 5 times in a row \(exit 0\): it was not asked to end"):
         harness.until(lambda: False)
@@ -211,9 +209,7 @@ def kill_when_ready(harness: Harness, *, after_progress: bool) -> None:
     harness.until(lambda: len(harness.events) > deaths)
 
 
-def test_a_kill_of_a_service_that_helped_the_run_on_is_not_counted(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_after_progress_is_not_counted(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_FAILURES", 2)
     harness.supervisor.start(python(SERVES))
     for _ in range(3):
@@ -252,7 +248,7 @@ def two_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.promise("actor-makes-environments-session")
 @pytest.mark.parametrize(("role", "ends"), [("actor", False), ("broker", True)])
-def test_an_actor_that_hangs_now_and_then_is_started_again_while_the_run_goes_on(
+def test_an_actor_that_hangs_now_and_then_is_started_again_while_the_run_continues(
     harness: Harness, two_hangs: None, role: str, ends: bool
 ) -> None:
     harness.supervisor.start(replace(python(HANGS), role=role))
@@ -292,7 +288,7 @@ def test_an_actor_that_hangs_before_a_fragment_is_acknowledged_ends_the_run(
         hang(harness)
 
 
-def test_stop_drains_and_names_who_did_not(harness: Harness) -> None:
+def test_stop_drains_and_names_services_that_did_not_end(harness: Harness) -> None:
     harness.supervisor.start(
         python("print('up', flush=True); import threading; threading.Event().wait()", "good")
     )
@@ -319,7 +315,7 @@ def test_children_see_the_launcher_die(harness: Harness) -> None:
     assert harness.log() == "True\n"
 
 
-def test_endpoints_of_a_former_life_are_forgotten(harness: Harness) -> None:
+def test_endpoints_of_an_earlier_process_are_forgotten(harness: Harness) -> None:
     stale = {"role": "actor", "pid": 1, "metrics_port": 1}
     (harness.folder / "endpoints" / "worker.json").write_text(json.dumps(stale))
     harness.supervisor.start(python("import threading; threading.Event().wait()"))
@@ -327,7 +323,7 @@ def test_endpoints_of_a_former_life_are_forgotten(harness: Harness) -> None:
     assert not is_ready(harness.supervisor)
 
 
-def test_waking_ends_the_wait_for_a_death(harness: Harness) -> None:
+def test_a_wake_ends_the_wait_for_a_death(harness: Harness) -> None:
     threading.Timer(0.05, harness.supervisor.wake).start()
     began = time.monotonic()
     harness.supervisor.step(PATIENCE_S)
@@ -338,13 +334,13 @@ def test_children_inherit_no_configuration() -> None:
     assert without_configuration({"PATH": "/bin", "PENSTOCK_ALGORITHM__EPOCHS": "3"}) == {"PATH": "/bin"}
 
 
-def test_children_are_told_what_the_file_cannot_hold(harness: Harness) -> None:
+def test_children_get_settings_that_the_file_cannot_hold(harness: Harness) -> None:
     harness.supervisor.start(python("import os; print(os.environ['OF_THE_RUN'])"))
     harness.until(lambda: harness.supervisor.is_done("worker"))
     assert harness.log() == "told\n"
 
 
-def test_the_last_line_is_the_last_that_says_something(tmp_path: Path) -> None:
+def test_the_last_line_is_the_last_one_that_is_not_empty(tmp_path: Path) -> None:
     log = tmp_path / "x.log"
     assert last_line(log) == ""
     log.write_text("x" * 20_000 + "\nthe cause\n\n  \n")
@@ -360,7 +356,7 @@ def is_alive(pid: int) -> bool:
     return state != "Z"
 
 
-def test_a_service_that_waited_in_vain_is_not_made_to_wait_again(
+def test_a_service_that_waited_in_vain_does_not_wait_again(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "HEALTHY_S", 0.0)
@@ -370,7 +366,7 @@ def test_a_service_that_waited_in_vain_is_not_made_to_wait_again(
     assert harness.supervisor.accounts()[0].restarts == 0
 
 
-def test_who_is_not_ready_yet_is_named_with_the_last_words(harness: Harness) -> None:
+def test_a_service_that_is_not_ready_is_named_with_its_last_line(harness: Harness) -> None:
     harness.supervisor.start(
         python("print('waiting for redis', flush=True); import threading; threading.Event().wait()")
     )
@@ -395,7 +391,7 @@ def test_a_service_whose_health_stays_red_is_killed_and_restarted(
     harness.until(lambda: harness.supervisor.accounts()[0].restarts == 1)
 
 
-def test_a_run_that_has_failed_is_not_tried_again(harness: Harness) -> None:
+def test_a_failed_run_is_not_restarted(harness: Harness) -> None:
     harness.supervisor.start(
         python("import sys; print('no update for 300 s: all actors are gone'); sys.exit(3)")
     )
@@ -405,7 +401,7 @@ def test_a_run_that_has_failed_is_not_tried_again(harness: Harness) -> None:
     assert harness.supervisor.accounts()[0].restarts == 0
 
 
-def test_a_service_that_stands_still_again_and_again_ends_the_run(
+def test_a_service_that_stalls_again_and_again_ends_the_run(
     harness: Harness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(module, "RED_LIMIT_S", 0.0)
@@ -449,7 +445,7 @@ def on_a_terminal() -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("ends", [through_a_pipe, on_a_terminal])
-def test_a_run_goes_on_when_its_page_is_closed(ends: Callable[[], tuple[int, int]]) -> None:
+def test_a_run_continues_when_its_page_is_closed(ends: Callable[[], tuple[int, int]]) -> None:
     reader, own = ends()
     with os.fdopen(own, "w") as stream:
         with make_view(stream, "run", STEPS, None) as view:
@@ -487,7 +483,7 @@ def test_a_folder_with_room_is_no_problem(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_without_room_goes_before_the_cause(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_before_the_cause(tmp_path: Path) -> None:
     reply = subprocess.run(
         [sys.executable, "-c", LIMITED, str(tmp_path)], capture_output=True, text=True, check=True
     )
@@ -554,7 +550,7 @@ finally:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_DUMPABLE is Linux's")
-def test_of_a_process_that_shows_nobody_what_it_shares_the_peak_is_known() -> None:
+def test_the_peak_of_a_process_is_known_without_its_shared_pages() -> None:
     told = subprocess.run([sys.executable, "-P", "-c", CLOSED], capture_output=True, text=True, check=False)
     assert told.stdout == "0 True\n", told.stderr
 
@@ -571,7 +567,7 @@ def test_of_a_process_that_shows_nobody_what_it_shares_the_peak_is_known() -> No
          10_000_000 * 1024),
     ],
 )  # fmt: skip
-def test_the_least_of_machine_and_container_is_available(
+def test_available_memory_is_the_least_of_machine_and_container(
     files: dict[str, str], expected: int, tmp_path: Path
 ) -> None:
     (tmp_path / "proc").mkdir()
@@ -583,7 +579,7 @@ def test_the_least_of_machine_and_container_is_available(
     assert available(tmp_path) == expected
 
 
-def test_memory_of_all_gpus_is_added_and_one_that_does_not_say_is_not_known() -> None:
+def test_gpu_memory_is_summed_and_unknown_when_one_gpu_does_not_report() -> None:
     assert parse_device_memory("100, 24564\n20, 24564\n") == (120 * MIB, 49128 * MIB)
     assert parse_device_memory("[N/A], [N/A]\n") is None
     assert parse_device_memory("") is None

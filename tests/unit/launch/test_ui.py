@@ -56,7 +56,7 @@ def browser(app: Any) -> TestClient:
     return TestClient(app, base_url="http://127.0.0.1", follow_redirects=False)
 
 
-def test_only_the_browser_that_was_let_in_may_act(tmp_path: Path) -> None:
+def test_only_an_admitted_browser_may_act(tmp_path: Path) -> None:
     make_run(tmp_path / "a", summary={})
     admission = Admission()
     app = app_of(tmp_path, admission)
@@ -75,7 +75,7 @@ def test_only_the_browser_that_was_let_in_may_act(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a"]
 
 
-def test_what_cannot_be_done_is_told_in_words(tmp_path: Path) -> None:
+def test_an_impossible_action_is_explained(tmp_path: Path) -> None:
     make_run(tmp_path / "a", summary={})
     admission = Admission()
     mine = browser(app_of(tmp_path, admission))
@@ -96,7 +96,7 @@ def test_what_cannot_be_done_is_told_in_words(tmp_path: Path) -> None:
         assert (reply.status_code, reply.json()["field"]) == (422, "name"), name
 
 
-def test_no_action_is_offered_where_everybody_is_let_in(tmp_path: Path) -> None:
+def test_a_page_open_to_everybody_offers_no_action(tmp_path: Path) -> None:
     runs = Catalogue(tmp_path)
     starter = RunStarter(tmp_path, tmp_path / "state")
     with pytest.raises(ValueError, match="need an admission"):
@@ -112,7 +112,7 @@ def parsed(text: str) -> tuple[str, Any]:
     return kind.removeprefix("event: "), json.loads(data.removeprefix("data: "))
 
 
-def test_everything_is_sent_once_and_then_what_changes(
+def test_everything_is_sent_once_and_then_only_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(application, "LOOK_S", 0.01)
@@ -137,7 +137,7 @@ def test_everything_is_sent_once_and_then_what_changes(
     asyncio.run(listen())
 
 
-def test_a_run_that_is_not_there_is_trouble_of_its_own(tmp_path: Path) -> None:
+def test_an_absent_run_is_reported_by_its_own_event(tmp_path: Path) -> None:
     make_run(tmp_path / "a", summary={})
 
     async def listen() -> None:
@@ -177,7 +177,7 @@ def test_a_stream_without_news_shows_that_it_lives(tmp_path: Path, monkeypatch: 
         ({"environment": {"kwargs": {"deep": [None]}}}, "settings.environment.kwargs.deep.0"),
     ],
 )
-def test_a_setting_that_is_wrong_is_named_and_nothing_is_made(
+def test_a_wrong_setting_is_named_and_nothing_is_made(
     tmp_path: Path, settings: dict[str, Any], field: str
 ) -> None:
     starter = RunStarter(tmp_path / "runs", tmp_path / "state")
@@ -196,7 +196,7 @@ def test_a_name_that_is_taken_is_refused(tmp_path: Path) -> None:
     assert refused.value.field == "name"
 
 
-def test_below_a_run_none_is_started(tmp_path: Path) -> None:
+def test_no_training_is_started_inside_a_run(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a")
     with pytest.raises(CannotStart, match="on the folder above it"):
         RunStarter(run, tmp_path / "state").start("mine", {})
@@ -214,7 +214,7 @@ def client(folder: Path, *, any_host: bool = False, host: str = "127.0.0.1") -> 
     return testclient.TestClient(app, base_url=f"http://{host}")
 
 
-def test_runs_are_listed_with_how_they_ended(tmp_path: Path) -> None:
+def test_runs_are_listed_with_their_ending(tmp_path: Path) -> None:
     make_run(tmp_path / "a", summary={"solved": True, "target_return": 475.0, "env_steps_per_second": 9.5})
     make_run(tmp_path / "b", summary={"interrupted": True})
     make_run(tmp_path / "c", summary={"failure": "the disk is full"})
@@ -235,7 +235,7 @@ def test_runs_are_listed_with_how_they_ended(tmp_path: Path) -> None:
     assert (run["target_return"], run["steps_per_second"]) == (475.0, 9.5)
 
 
-def test_a_folder_that_is_a_run_is_the_whole_list(tmp_path: Path) -> None:
+def test_for_the_folder_of_a_run_only_it_is_listed(tmp_path: Path) -> None:
     make_run(tmp_path / "a" / "b")
     assert [one["name"] for one in client(tmp_path / "a" / "b").get("/api/runs").json()["runs"]] == ["b"]
     assert client(tmp_path / "gone").get("/api/runs").json()["runs"] == []
@@ -250,7 +250,7 @@ def test_a_run_that_cannot_be_read_is_named_and_the_others_are_listed(tmp_path: 
     assert "unheard: unknown key" in reply.json()["note"]
 
 
-def test_a_curve_is_columns_that_grow(tmp_path: Path) -> None:
+def test_a_curve_is_sent_as_growing_columns(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "a")
     asking = client(tmp_path)
     curve = asking.get("/api/runs/a/curve").json()
@@ -268,7 +268,7 @@ def test_a_curve_is_columns_that_grow(tmp_path: Path) -> None:
     assert (curve["env_steps"][-1], curve["mean_return"][-1], curve["rate"][-1]) == (300, None, 100.0)
 
 
-def test_a_run_that_has_ended_is_told_without_its_processes(tmp_path: Path) -> None:
+def test_an_ended_run_is_shown_without_processes(tmp_path: Path) -> None:
     make_run(tmp_path / "a", summary={"solved": False, "failure": "no update for 300 s"})
     detail = client(tmp_path).get("/api/runs/a").json()
     assert detail["now"] is None
@@ -302,7 +302,7 @@ def test_versions_come_from_the_registry(tmp_path: Path) -> None:
     "name", ["nowhere", "..", "%2e%2e", "..%2fa", "a%2f..%2fa", "%2fetc%2fpasswd", "a%00", "notes"]
 )
 @pytest.mark.parametrize("part", ["", "/curve", "/versions"])
-def test_a_name_that_is_not_listed_leads_nowhere(tmp_path: Path, name: str, part: str) -> None:
+def test_an_unlisted_name_is_not_found(tmp_path: Path, name: str, part: str) -> None:
     make_run(tmp_path / "a")
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "metrics.jsonl").write_text('{"env_steps": 1}\n')
@@ -311,7 +311,7 @@ def test_a_name_that_is_not_listed_leads_nowhere(tmp_path: Path, name: str, part
     assert "env_steps" not in reply.text
 
 
-def test_nothing_can_be_changed_and_nothing_secret_is_told(tmp_path: Path) -> None:
+def test_the_page_can_change_nothing_and_shows_no_secret(tmp_path: Path) -> None:
     make_run(tmp_path / "a", summary={"solved": True})
     asking = client(tmp_path)
     for path in ("/", "/api/runs", "/api/runs/a", "/api/runs/a/curve", "/api/runs/a/versions"):
@@ -403,7 +403,7 @@ def test_an_address_in_use_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "code"), [pytest.param(signal.SIGTERM, 0, marks=pytest.mark.slow), (signal.SIGINT, 130)]
 )
-def test_the_page_in_the_foreground_serves_until_it_is_asked_to_end(
+def test_the_page_in_the_foreground_serves_until_told_to_end(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     make_run(tmp_path / "a")
@@ -429,7 +429,7 @@ def browser_at(folder: Path, admission: Admission) -> Any:
     return testclient.TestClient(app, base_url="http://127.0.0.1", follow_redirects=False)
 
 
-def test_the_secret_of_the_address_lets_in_one_browser_once(tmp_path: Path) -> None:
+def test_the_secret_in_the_address_admits_one_browser_once(tmp_path: Path) -> None:
     make_run(tmp_path / "a")
     admission = Admission()
     app = make_app(Catalogue(tmp_path), doors=Doors(), admission=admission)
@@ -463,7 +463,7 @@ def test_a_page_elsewhere_can_neither_ask_nor_frame(tmp_path: Path) -> None:
     assert "frame-ancestors 'none'" in browser.get("/").headers["content-security-policy"]
 
 
-def test_the_command_line_stays_on_loopback_by_itself() -> None:
+def test_the_command_listens_on_loopback_by_default() -> None:
     assert ui.__defaults__ is not None
     assert "127.0.0.1:8470" in ui.__defaults__
     assert False in ui.__defaults__
@@ -486,7 +486,7 @@ BROKEN: dict[str, tuple[str, bytes]] = {
 }
 
 
-def test_a_run_that_cannot_be_read_says_why_and_hides_no_other(tmp_path: Path) -> None:
+def test_an_unreadable_run_names_the_cause_and_hides_no_other(tmp_path: Path) -> None:
     make_run(tmp_path / "good", summary={"solved": True})
     for name, (file, content) in BROKEN.items():
         (make_run(tmp_path / name, summary={}) / file).write_bytes(content)
@@ -522,7 +522,7 @@ def a_device(file: Path) -> None:
 
 @pytest.mark.parametrize("make", [a_pipe, a_link_to_itself, a_link_through_a_file, a_device])
 @pytest.mark.parametrize("name", ["summary.json", "metrics.jsonl", "endpoints.json"])
-def test_what_is_no_file_hides_no_run_and_is_not_waited_for(
+def test_a_pipe_device_or_looping_link_hides_no_run_and_is_not_waited_for(
     tmp_path: Path, name: str, make: Callable[[Path], None]
 ) -> None:
     make_run(tmp_path / "good", summary={"solved": True})
@@ -573,7 +573,7 @@ def test_a_name_that_is_no_text_is_shown_and_found(tmp_path: Path) -> None:
     assert asked.get("/api/runs/r%5Cxff").json()["run"]["state"] == "ended"
 
 
-def test_a_page_that_is_open_in_a_browser_is_no_defect_when_it_ends(
+def test_ending_with_a_page_open_in_a_browser_is_no_defect(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     make_run(tmp_path / "a")

@@ -199,7 +199,7 @@ def test_what_is_empty_or_not_finite_leaves_no_trace_and_an_update_reports_every
 
 
 @each(CASES)
-def test_a_restored_state_goes_on_bit_by_bit(case: Case) -> None:
+def test_a_restored_state_continues_bit_by_bit(case: Case) -> None:
     first, second = begun(case, 1, case.stored_after), case.make(2)
     state = first.state()
     second.load(state)
@@ -236,7 +236,7 @@ COUNTS = ("generator/", "replay/", "rewards/slots", "rewards/returns")
 
 @pytest.mark.promise("restore-takes-model-optimiser")
 @each(CASES)
-def test_a_restore_takes_what_was_learned_and_nothing_that_counts(case: Case) -> None:
+def test_a_restore_takes_weights_and_keeps_counters(case: Case) -> None:
     algorithm = begun(case, 1, case.stored_after)
     named, weights_then = algorithm.state(), published(algorithm)
     for number in range(case.stored_after + 1, case.stored_after + 3):
@@ -368,7 +368,7 @@ def indifferent(**section: Any) -> tuple[Clone, Batch]:
     return Clone(policy, CloneSection(**section), seed=0), replace(batch, action={"action": taken})
 
 
-def test_nll_and_accuracy_have_the_values_that_can_be_worked_out() -> None:
+def test_nll_and_accuracy_equal_values_worked_out_by_hand() -> None:
     clone, batch = indifferent(learning_rate=0.0)
     clone.validate_on(replace(batch, valid=batch.valid & (batch.action["action"] == 1)))
     metrics = clone.update(batch, progress=0.0).metrics
@@ -379,7 +379,7 @@ def test_nll_and_accuracy_have_the_values_that_can_be_worked_out() -> None:
     assert set(metrics) == set(METRICS)
 
 
-def test_the_critic_is_fitted_to_discounted_returns_where_that_is_asked_for() -> None:
+def test_the_critic_is_fitted_to_discounted_returns_on_request() -> None:
     policy = small_policy(0)
     batch = collect(policy, steps=3)
     ends = torch.zeros_like(batch.valid)
@@ -443,7 +443,7 @@ def random_actions() -> RandomActions:
     return made
 
 
-def test_every_action_is_as_likely_whatever_is_seen() -> None:
+def test_all_actions_are_equally_likely_for_any_observation() -> None:
     policy = random_actions().policy
     seen = {"observation": np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)}
     with torch.no_grad():

@@ -33,7 +33,7 @@ from penstock.runtime.exit import Fatal
 from tests.support.run import learner_run
 
 
-def test_bytes_are_known_at_the_ends_of_deliveries_and_forgotten_before_the_trim() -> None:
+def test_consumed_bytes_are_known_at_the_ends_of_deliveries() -> None:
     consumed = _Consumed(trim=0, position=0, size=0)
     for last, size in ((4, 40), (8, 80), (9, 5)):
         consumed.add(last, size)
@@ -53,7 +53,7 @@ STATE = {"updates": 7}
 
 
 @pytest.mark.promise("named-checkpoints-bounded-never")
-def test_a_name_is_taken_once_and_found_again(tmp_path: Path) -> None:
+def test_a_name_is_given_once_and_found_again(tmp_path: Path) -> None:
     named = NamedCheckpoints(tmp_path)
     assert named.names() == []
     named.keep("good", "id-1", TENSORS, STATE)
@@ -85,7 +85,7 @@ def test_an_unknown_name_is_refused_with_those_there_are(tmp_path: Path) -> None
         named.read("a")
 
 
-def test_beyond_the_bound_or_the_disk_there_is_no_room(
+def test_named_checkpoints_are_bounded_by_number_and_by_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "MAX_NAMED", 2)
@@ -122,7 +122,7 @@ def committed(written: CheckpointStore) -> Commit:
     return Commit(checkpoint_id=COMMITTED, manifest_sha256=digest, position=4, trim=0)
 
 
-def test_a_checkpoint_that_was_written_and_never_committed_does_not_count(
+def test_a_checkpoint_that_was_never_committed_does_not_count(
     written: CheckpointStore,
 ) -> None:
     lease = Lease(epoch=2, fresh=False, closed=False, committed=(committed(written),), head=9)
@@ -137,7 +137,7 @@ def test_nothing_was_committed_so_a_run_begins_at_its_first_entry(written: Check
     assert (beginning.checkpoint, beginning.ledger.position) == (None, 0)
 
 
-def test_a_redis_that_knows_older_checkpoints_alone_is_told_from_one_that_lost_nothing(
+def test_a_redis_with_older_checkpoints_only_is_distinguished(
     written: CheckpointStore,
 ) -> None:
     known = committed(written)
@@ -166,7 +166,7 @@ def checkpoints(tmp_path: Path) -> CheckpointStore:
     return CheckpointStore(tmp_path / "checkpoints", keep=3)
 
 
-def test_what_is_written_is_read_back_and_compressed_it_is_smaller(tmp_path: Path) -> None:
+def test_written_data_is_read_back_and_compression_makes_it_smaller(tmp_path: Path) -> None:
     zeros = {**STORE_TENSORS, "moments": torch.zeros(50_000)}
     raw, small = (CheckpointStore(tmp_path / "checkpoints", 3, compress=one) for one in (False, True))
     raw.write("a", zeros, STORE_STATE)
@@ -187,7 +187,7 @@ def test_what_is_written_is_read_back_and_compressed_it_is_smaller(tmp_path: Pat
             raw.read("b")
 
 
-def test_the_newest_of_the_lineage_and_what_is_spared_are_kept(checkpoints: CheckpointStore) -> None:
+def test_the_newest_of_the_lineage_and_spared_checkpoints_are_kept(checkpoints: CheckpointStore) -> None:
     assert checkpoints.best() == ""
     for name in "abcdef":
         checkpoints.write(name, STORE_TENSORS, STORE_STATE)
@@ -208,7 +208,7 @@ def test_the_newest_of_the_lineage_and_what_is_spared_are_kept(checkpoints: Chec
     assert checkpoints.best() == "b"
 
 
-def test_a_crash_while_writing_leaves_nothing_that_counts(checkpoints: CheckpointStore) -> None:
+def test_a_crash_while_writing_leaves_no_valid_checkpoint(checkpoints: CheckpointStore) -> None:
     half = checkpoints.directory / ".tmp-a"
     half.mkdir()
     (half / "tensors.safetensors").write_bytes(b"half")
@@ -220,7 +220,7 @@ def test_a_crash_while_writing_leaves_nothing_that_counts(checkpoints: Checkpoin
 
 
 @pytest.mark.promise("files-directory-name-checkpoint")
-def test_every_byte_is_on_the_disk_before_the_name_is(
+def test_every_byte_is_on_disk_before_the_name(
     checkpoints: CheckpointStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     happened: list[str] = []
@@ -350,7 +350,7 @@ def test_every_damage_is_found_and_the_checkpoint_before_is_taken(
     run.check_begins(1, redis_lost=redis_lost)
 
 
-def test_each_damaged_checkpoint_costs_one_and_without_a_whole_one_nothing_is_begun(run: Run) -> None:
+def test_each_damaged_checkpoint_costs_one_and_without_an_intact_one_the_run_does_not_start(run: Run) -> None:
     draw = random.Random(0)
     with damaged(run.path(FILES[0]), flip, draw), damaged(run.path(FILES[1], back=2), cut, draw):
         run.check_begins(3)
@@ -395,7 +395,7 @@ def test_weights_are_published_again_when_they_are_due(
     assert [interval.is_over() for _ in due] == list(due.values())
 
 
-def test_an_offer_that_replaces_another_holds_what_was_skipped() -> None:
+def test_an_offer_that_replaces_another_keeps_its_request_to_evaluate() -> None:
     weights = {"w": np.zeros(1, np.float32)}
     first, second = (PendingPublication(settled=10 * n, weights=weights, update=n) for n in (1, 2))
     merged = _merged(replace(first, evaluate=True), second)

@@ -58,7 +58,7 @@ def compared(version: dict[Key, Episode], base: dict[Key, Episode]) -> BaseCompa
     return known(compare(version, base))
 
 
-def test_the_difference_is_that_of_pairs_and_has_their_interval() -> None:
+def test_the_difference_and_its_interval_are_over_pairs() -> None:
     generator = np.random.default_rng(0)
     base = generator.normal(0.0, 5.0, 40)
     version = base + generator.normal(0.3, 0.5, 40)
@@ -73,7 +73,7 @@ def test_the_difference_is_that_of_pairs_and_has_their_interval() -> None:
 
 
 @pytest.mark.promise("summary-compares-language-model")
-def test_who_is_the_base_decides_the_sign() -> None:
+def test_the_order_of_the_comparison_decides_the_sign() -> None:
     version, base = played([1.0, 2.0, 3.0, 2.0, 1.0, 2.5]), played([0.0, 1.1, 2.0, 0.9, 0.2, 1.0])
     one, other = compared(version, base), compared(base, version)
     assert one.difference == pytest.approx(-other.difference)
@@ -82,7 +82,7 @@ def test_who_is_the_base_decides_the_sign() -> None:
     assert one.mean == pytest.approx(5.2 / 6)
 
 
-def test_episodes_with_one_start_are_no_independent_draws() -> None:
+def test_episodes_with_the_same_start_are_not_independent() -> None:
     version, base = [1.0, 0.0, 2.0, 1.0, -1.0, 1.5, 0.5, 1.0], [0.0] * 8
     once = compared(played(version), played(base))
     starts = [start for start in range(8) for _ in range(4)]
@@ -95,7 +95,7 @@ def test_episodes_with_one_start_are_no_independent_draws() -> None:
     assert (often.low, often.high) == pytest.approx((once.low, once.high))
 
 
-def test_a_few_starts_tell_nothing_even_where_all_agree() -> None:
+def test_a_few_starts_are_no_evidence_even_where_all_agree() -> None:
     for count in range(1, LEAST_STARTS):
         found = compared(played([1.0] * count), played([0.0] * count))
         assert (found.difference, found.verdict) == (1.0, "chance")
@@ -103,7 +103,7 @@ def test_a_few_starts_tell_nothing_even_where_all_agree() -> None:
     assert compared(played([1.0] * LEAST_STARTS), played([0.0] * LEAST_STARTS)).verdict == "better"
 
 
-def test_only_pairs_count() -> None:
+def test_only_paired_episodes_count() -> None:
     found = compared(played([1.0, 2.0, 50.0]), played([0.0, 0.0]))
     assert (found.episodes, found.difference) == (2, 1.5)
     assert compare(played([1.0]), {}) is None
@@ -119,14 +119,14 @@ def test_the_interval_is_that_of_students_t(starts: int, expected: float) -> Non
     assert quantile == pytest.approx(expected, rel=2e-3)
 
 
-def test_a_policy_that_cannot_act_without_weights_has_no_base() -> None:
+def test_a_policy_without_initial_weights_has_no_base() -> None:
     check_base(EvaluationSection(), find("control"))
     check_base(EvaluationSection(base=True), find("rlhf"))
     with pytest.raises(ConfigurationError, match=r"evaluation\.base=true: .*'control' act once they have"):
         check_base(EvaluationSection(base=True), find("control"))
 
 
-def test_it_survives_a_checkpoint() -> None:
+def test_a_comparison_with_the_base_survives_a_checkpoint() -> None:
     found = compared(played([1.0] * 6), played([0.0] * 6))
     told = found.to_json()
     assert told["verdict"] == "better"
@@ -167,7 +167,7 @@ def report(version: int, returns: list[float], *, first: int = 0, deterministic:
     return Report(session=1, sequence=1, evaluation=True, deterministic=deterministic, episodes=episodes)
 
 
-def test_a_run_without_evaluations_asks_for_none() -> None:
+def test_a_run_without_evaluations_requests_none() -> None:
     it = Evaluation(EvaluationSection(episodes=0, interval_steps=1), 90.0, stop_at_target=True)
     assert not it.wanted(GOOD, update=1, env_steps=100)
     assert not it.request(1)
@@ -175,7 +175,7 @@ def test_a_run_without_evaluations_asks_for_none() -> None:
 
 
 @pytest.mark.promise("run-solved-whose-environments")
-def test_a_curve_that_says_nothing_any_more_asks_too() -> None:
+def test_a_silent_curve_requests_an_evaluation_too() -> None:
     it, missed = evaluation(), 50 * MISSED_EPISODES
     low: dict[str, Any] = {"recent": [50.0] * RECENT_EPISODES, "length": 50.0}
     assert not it.wanted(update=1, env_steps=10**6, ended=419, **low)
@@ -189,7 +189,7 @@ def test_a_curve_that_says_nothing_any_more_asks_too() -> None:
     assert not evaluation(None).wanted(update=9, env_steps=10**9, ended=0, **low)
 
 
-def test_the_curve_asks_and_only_the_result_solves() -> None:
+def test_a_good_curve_requests_an_evaluation_and_only_its_result_solves() -> None:
     it = evaluation()
     assert not it.wanted(GOOD[1:], update=1, env_steps=10)
     assert it.wanted(GOOD, update=1, env_steps=10)
@@ -217,7 +217,7 @@ def test_repeated_episodes_and_those_of_a_replaced_candidate_do_not_count() -> N
     assert known(it.collect(report(5, [100.0], first=2))).mean == pytest.approx(100.0)
 
 
-def test_an_interval_asks_without_a_target() -> None:
+def test_an_interval_requests_evaluations_without_a_target() -> None:
     it = evaluation(None, interval=100)
     assert not it.wanted([], update=1, env_steps=99)
     assert it.wanted([], update=1, env_steps=100)
@@ -238,7 +238,7 @@ def test_an_answer_without_an_outcome_is_abandoned() -> None:
     assert it.request(4)
 
 
-def test_both_ways_to_play_make_one_result() -> None:
+def test_sampled_and_deterministic_episodes_make_one_result() -> None:
     it = measured(both=True)
     it.note_published(candidate(5))
     assert it.collect(report(5, [1.0, 2.0, 3.0], deterministic=False)) is None
@@ -263,7 +263,7 @@ def test_both_ways_to_play_make_one_result() -> None:
 
 
 @pytest.mark.parametrize("both", [False, True])
-def test_what_counts_may_be_the_sampled_one(*, both: bool) -> None:
+def test_the_sampled_return_may_decide(*, both: bool) -> None:
     it = Evaluation(EvaluationSection(episodes=1, both=both, deterministic=False), 5.0, stop_at_target=True)
     it.note_published(candidate(5))
     it.collect(report(5, [9.0]))
@@ -315,7 +315,7 @@ def test_the_last_result_survives_a_checkpoint() -> None:
         assert again.state() == it.state()
 
 
-def test_a_result_says_how_it_compares_with_what_training_began_with() -> None:
+def test_a_result_is_compared_with_the_weights_that_training_began_with() -> None:
     section = EvaluationSection(episodes=6, base=True, both=True)
     it = Evaluation(section, None, stop_at_target=False)
     assert it.collect(report(0, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0])) is None
@@ -345,7 +345,7 @@ def test_nothing_is_compared_with_a_base_that_is_not_known_or_not_asked_for(
     assert known(again.last).base is None
 
 
-def test_a_patience_that_is_never_tried_is_refused() -> None:
+def test_a_patience_without_evaluations_is_refused() -> None:
     check_patience(EvaluationSection(patience=3, interval_steps=1))
     with pytest.raises(ConfigurationError, match=r"evaluation.patience=3: .*evaluation.interval_steps"):
         check_patience(EvaluationSection(patience=3))

@@ -75,7 +75,7 @@ def test_a_good_fragment_passes() -> None:
         ("truncated", True, "missing for a truncated step"),
     ],
 )
-def test_a_fragment_that_means_nothing_is_refused(name: str, value: float, message: str) -> None:
+def test_a_contradictory_fragment_is_refused(name: str, value: float, message: str) -> None:
     header, arrays = good()
     changed = arrays[name].copy()
     changed.flat[0] = value
@@ -85,7 +85,7 @@ def test_a_fragment_that_means_nothing_is_refused(name: str, value: float, messa
 
 @pytest.mark.promise("tensor-held-against-space")
 @pytest.mark.parametrize("space", [Discrete(2), MultiDiscrete((2, 3)), MultiBinary(2)])
-def test_a_choice_of_a_probability_above_1_is_refused(space: Space) -> None:
+def test_an_action_with_a_probability_above_1_is_refused(space: Space) -> None:
     header, arrays = Collector(cartpoles(2)).fragment(small_policy(), 6)
     log_prob = arrays["log_prob"].copy()
     log_prob[3, 1] = 1e-6
@@ -115,9 +115,7 @@ def masked_fragment() -> Fragment:
         ("state/actor/c", ..., np.inf, "state/actor/c: holds NaN or infinity"),
     ],
 )
-def test_what_no_update_could_use_of_masks_and_state_is_refused(
-    name: str, rows: Any, value: Any, message: str
-) -> None:
+def test_unusable_masks_and_states_are_refused(name: str, rows: Any, value: Any, message: str) -> None:
     header, arrays = masked_fragment()
     check_meaning(header, arrays)
     arrays["mask/action"][:] = [True, True, name != "action"]
@@ -203,7 +201,7 @@ def terminal(observation: int) -> tuple[Any, dict[str, Any]]:
 
 
 @pytest.mark.promise("terminal-observation-outside-space")
-def test_a_terminal_state_of_no_space_is_replaced_and_counted() -> None:
+def test_a_terminal_observation_outside_its_space_is_replaced_and_counted() -> None:
     ranges = Ranges.of_run(Discrete(16), Discrete(2), NOTHING)
     before = metrics.TERMINAL_OBSERVATIONS_REPLACED._value.get()
     header, arrays = terminal(15)
@@ -231,7 +229,7 @@ def test_a_last_row_behind_a_terminated_step_is_replaced_and_behind_a_truncated_
 
 
 @pytest.mark.promise("tensor-held-against-space")
-def test_masks_of_several_choices_are_held_against_each() -> None:
+def test_masks_of_several_choices_are_checked_for_each_choice() -> None:
     space = MultiDiscrete((2, 3))
     mask = np.ones((3, 1, 5), bool)
     header, arrays = made(WIDE, space, **{"mask/action": mask})
@@ -247,7 +245,7 @@ def test_masks_of_several_choices_are_held_against_each() -> None:
 
 
 @pytest.mark.parametrize("section", [{"recurrent": "lstm"}, {"recurrent": "gru"}, {"frame_stack": 3}])
-def test_what_a_policy_that_remembers_sends_passes(section: dict[str, Any]) -> None:
+def test_a_fragment_of_a_recurrent_policy_passes(section: dict[str, Any]) -> None:
     policy = remembering(**section)
     actor = Actor(policy, masked=True)
     ranges = Ranges.of_run(policy.observation_space, policy.action_space, policy.state_space)
@@ -262,7 +260,7 @@ def test_what_a_policy_that_remembers_sends_passes(section: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize("told", [False, True], ids=["not told", "told"])
-def test_what_a_last_observation_allows_is_told_or_what_was_allowed_before_stands_in(*, told: bool) -> None:
+def test_a_last_observation_has_its_mask_or_the_one_before_it(*, told: bool) -> None:
     made = Actor(remembering(recurrent="lstm"), masked=True, final_masks=told).fragment(8)
     arrays = {name: array.copy() for name, array in made.arrays().items()}
     before = arrays["mask/action"][arrays["final/step"], arrays["final/slot"]]
@@ -398,11 +396,11 @@ def batch_of(parts: list[Fragment], numbers: list[int], behind: int = 0) -> Batc
     ("case", "way"),
     [pytest.param(case, way, id=f"{case.name}: {way.name}") for case in CASES for way in case.ways],
 )
-def test_poison_ends_where_it_is_known(case: Case, way: Way) -> None:
+def test_detectable_poison_is_not_trained_on(case: Case, way: Way) -> None:
     assert outcome(case, way) == way.outcome
 
 
-def test_there_are_many_ways() -> None:
+def test_there_are_many_ways_to_poison_a_fragment() -> None:
     ways = {way.name for case in CASES for way in case.ways}
     assert len(ways) >= 50
 
@@ -454,7 +452,7 @@ def test_each_of_many_entries_that_arrive_alone_is_judged_once() -> None:
     assert stand.asked <= 3 * 400
 
 
-def test_kept_entries_are_judged_again_where_a_verdict_may_be_another_one() -> None:
+def test_kept_entries_are_judged_again_where_the_verdict_may_change() -> None:
     stand = Stand(batch=3)
     for number in (1, 2):
         stand.pending.add(entry(number))
@@ -472,7 +470,7 @@ def test_kept_entries_are_judged_again_where_a_verdict_may_be_another_one() -> N
     assert stand.choose() == [2, 4, 5]
 
 
-def test_a_round_takes_what_is_of_it_and_leaves_later_ones() -> None:
+def test_a_round_takes_its_own_entries_and_leaves_later_ones() -> None:
     stand = Stand(batch=9)
     for number, round_ in ((1, 4), (2, 5), (3, 4), (4, 5)):
         stand.pending.add(entry(number, round_))
@@ -481,7 +479,7 @@ def test_a_round_takes_what_is_of_it_and_leaves_later_ones() -> None:
     assert [one.number for one in stand.pending.choose_round(5)] == [2, 4]
 
 
-def test_nothing_behind_the_last_entry_of_a_flush_is_kept() -> None:
+def test_nothing_after_the_last_entry_of_a_flush_is_kept() -> None:
     stand = Stand(batch=4)
     for number in (1, 2, 3):
         stand.pending.add(entry(number))
@@ -495,7 +493,7 @@ def test_nothing_behind_the_last_entry_of_a_flush_is_kept() -> None:
     assert stand.choose() == [3, 4, 5, 6]
 
 
-def test_whole_batches_before_the_last_entry_of_a_flush_are_chosen_as_ever() -> None:
+def test_whole_batches_before_the_end_of_a_flush_are_chosen_as_usual() -> None:
     stand = Stand(batch=2)
     for number in (1, 2, 3, 4):
         stand.pending.add(entry(number))
@@ -523,7 +521,7 @@ def test_every_tensor_of_a_batch_is_named() -> None:
 
 
 @needs_gpu
-def test_a_batch_that_was_copied_beside_other_work_is_whole() -> None:
+def test_a_batch_copied_during_other_work_is_whole() -> None:
     parts, gpu = fragments(), torch.device("cuda", 0)
     upload = Upload(gpu)
     busy = torch.randn((4096, 4096), device=gpu)

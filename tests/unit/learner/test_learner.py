@@ -79,7 +79,7 @@ def test_ragged_fragments_are_padded_and_final_rows_point_at_their_columns() -> 
     np.testing.assert_array_equal(batch.final_observation["observation"], expected)
 
 
-def test_steps_that_are_not_experience_count_for_nothing() -> None:
+def test_invalid_steps_count_for_nothing() -> None:
     header, arrays = good()
     valid = arrays["valid"].copy()
     valid[2] = False
@@ -97,7 +97,7 @@ def test_staleness_counts_the_oldest_weights_and_slots_name_session_and_environm
         assemble([], CPU)
 
 
-def test_masks_and_state_lie_in_their_columns() -> None:
+def test_masks_and_states_are_in_the_right_columns() -> None:
     actor = Actor(remembering(recurrent="lstm"), masked=True)
     first, second = actor.fragment(6), actor.fragment(2)
     batch = batch_of([first, second])
@@ -123,7 +123,7 @@ def done(number: int) -> Answer:
     return Answer(number=number, request_id=f"id-{number}", detail="done")
 
 
-def test_what_was_done_is_not_wanted_again() -> None:
+def test_an_executed_command_is_not_executed_again() -> None:
     record = CommandRecord()
     assert record.is_wanted(command(1))
     record.note_done(done(1))
@@ -138,14 +138,14 @@ def test_what_was_done_is_not_wanted_again() -> None:
         assert known.newest == 1
 
 
-def test_what_a_lost_checkpoint_contained_is_done_again() -> None:
+def test_a_command_in_a_lost_checkpoint_is_executed_again() -> None:
     record = CommandRecord.from_state({"newest": 1, "answers": []}, "c1")
     assert record.is_wanted(command(2, done(2)))
     assert not record.is_wanted(command(1, done(1)))
     assert not record.is_wanted(command(2, replace(done(2), refusal=1))), "what was refused was not done"
 
 
-def test_an_answer_that_redis_lost_is_given_again_under_the_number_of_now() -> None:
+def test_an_answer_lost_by_redis_is_sent_again_with_the_current_number() -> None:
     record = CommandRecord()
     record.note_done(done(1))
     assert record.known(command(1)) is None
@@ -156,7 +156,7 @@ def test_an_answer_that_redis_lost_is_given_again_under_the_number_of_now() -> N
     assert record.known(command(1, done(1))) is None, "Redis has the answer"
 
 
-def test_answers_are_bounded() -> None:
+def test_the_number_of_answers_is_limited() -> None:
     record = CommandRecord()
     for number in range(1, 40):
         record.note_done(done(number))
@@ -183,13 +183,13 @@ def _log_batch(last: int) -> LogBatch:
 
 
 @pytest.mark.promise("session-whose-batches-fail")
-def test_a_session_that_fails_again_and_again_fills_no_disk(tmp_path: Path) -> None:
+def test_a_session_that_fails_repeatedly_does_not_fill_the_disk(tmp_path: Path) -> None:
     failed = Update(applied=False, reason="nan", steps=0, gradient_steps=0, metrics={})
     kept = [keep_evidence(tmp_path, _log_batch(last), failed, 7) for last in range(1, MOST_KEPT + 6)]
     assert sorted(str(path.with_suffix("")) for path in tmp_path.iterdir()) == sorted(kept[-MOST_KEPT:])
 
 
-def test_a_run_that_no_actor_came_to_does_not_say_that_its_actors_are_gone() -> None:
+def test_a_run_without_any_actor_does_not_say_that_actors_are_gone() -> None:
     assert "no rollout worker has come" in cause(Status(), {}, 300)
     assert "all actors are gone" in cause(Status(log_head=1), {}, 300)
 
@@ -245,13 +245,13 @@ def test_each_checkpoint_adds_its_own_range_to_the_lineage_behind_a_torn_line_to
 
 
 @given(st.sets(st.integers(1, 60)))
-def test_ranges_name_exactly_the_numbers(numbers: set[int]) -> None:
+def test_ranges_hold_exactly_the_given_numbers(numbers: set[int]) -> None:
     found = ranges(list(numbers))
     assert {n for first, last in found for n in range(first, last + 1)} == numbers
     assert all(after[0] > before[1] + 1 for before, after in itertools.pairwise(found))
 
 
-def test_a_line_names_who_sent_what_was_trained_and_what_was_left_out(tmp_path: Path) -> None:
+def test_a_line_names_the_senders_of_trained_and_omitted_fragments(tmp_path: Path) -> None:
     ledger, origins = Ledger(), {1: Origin(7, 1, b"11111111"), 2: Origin(8, 1, b"22222222")}
     origins |= {3: Origin(7, 2, b"33333333"), 4: Origin(7, 3)}
     dropped = {4: Drop.STALE, 5: Drop.LOG_LOST}
@@ -265,7 +265,7 @@ def test_a_line_names_who_sent_what_was_trained_and_what_was_left_out(tmp_path: 
     assert ledger.entry("two", "one").sessions == {}
 
 
-def test_a_fragment_that_no_message_holds_is_refused_with_the_length_that_fits() -> None:
+def test_a_fragment_larger_than_a_message_is_refused_with_the_length_that_fits() -> None:
     made = loaded(environment={"count": 4096}, actor={"unroll_length": 4096})
     with pytest.raises(ConfigurationError, match=r"unroll_length=4096.*holds \d+; use \d+") as error:
         make_model(made)
@@ -273,7 +273,7 @@ def test_a_fragment_that_no_message_holds_is_refused_with_the_length_that_fits()
     assert 1 < fits < 4096
 
 
-def test_actors_are_told_to_shape_rewards_with_the_discount_that_is_learned_with() -> None:
+def test_actors_shape_rewards_with_the_learners_discount() -> None:
     wrappers = [{"shape": "math:fabs"}, {"shape": "math:fabs", "discount": 0.5}, {"scale": 2.0}]
     made = loaded(environment={"reward": wrappers}, algorithm={"discount": 0.875})
     told = EnvironmentSection.model_validate_json(make_model(made).specification.environment_json)
@@ -330,14 +330,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("layer", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_learned_is_refused_at_the_start(layer: dict[str, Any], message: str) -> None:
+def test_unlearnable_settings_are_refused_at_the_start(layer: dict[str, Any], message: str) -> None:
     if "Grid-v7" not in gymnasium.registry:
         gymnasium.register("Grid-v7", lambda **_: Grid())
     with pytest.raises(ConfigurationError, match=message):
         make_model(loaded(**layer))
 
 
-def test_a_specification_that_no_reply_holds_is_refused() -> None:
+def test_a_specification_larger_than_a_reply_is_refused() -> None:
     pixels = np.zeros((1024, 1024), np.float32)
     large = replace(small_run.specification(), observation_space=Box(pixels, pixels + 1))
     with pytest.raises(ConfigurationError, match=r"specification has 8\d+ bytes.*smaller"):
@@ -368,7 +368,7 @@ def test_more_environments_or_episodes_than_a_message_may_name_are_refused(key: 
 
 @pytest.mark.parametrize("name", ["ppo", "impala", "reinforce"])
 @pytest.mark.parametrize("staleness", [0, 3])
-def test_the_specification_tells_what_the_algorithm_paces_by(name: str, staleness: int) -> None:
+def test_the_specification_holds_the_pacing_of_the_algorithm(name: str, staleness: int) -> None:
     section = {"name": name, "staleness": staleness, "batch_steps": 512}
     model = make_model(loaded(algorithm=section))
     told = model.specification
@@ -380,7 +380,7 @@ def test_the_specification_tells_what_the_algorithm_paces_by(name: str, stalenes
     assert model.pacing.budget == 512 * (staleness + 1)
 
 
-def test_where_a_learner_keeps_its_journals_is_told_to_no_actor(tmp_path: Path) -> None:
+def test_the_folder_of_journals_is_sent_to_no_actor(tmp_path: Path) -> None:
     made = loaded(environment={"id": "CartPole-v1"}, actor={"ack_journal": str(tmp_path)})
     specification = make_model(made).specification
     assert str(tmp_path) not in specification.actor_json
@@ -392,7 +392,7 @@ def replaying(**algorithm: object) -> Settings:
 
 
 @pytest.mark.promise("fragments-kept-replay-trimmed")
-def test_a_log_that_cannot_hold_what_replay_keeps_is_refused_with_the_figures() -> None:
+def test_a_log_smaller_than_replay_is_refused_with_the_figures() -> None:
     make_model(replaying())
     with pytest.raises(
         ConfigurationError, match=r"max_log_bytes=536870912.*replay \d+ bytes.*: \d+ bytes and"
@@ -404,19 +404,19 @@ def test_a_log_that_cannot_hold_what_replay_keeps_is_refused_with_the_figures() 
         make_model(replaying(capacity=1_000_000))
 
 
-def test_what_the_log_may_hold_is_counted_beside_replay() -> None:
+def test_the_room_of_the_log_is_counted_without_replay() -> None:
     one, other = (make_model(replaying(capacity_bytes=size * MIB)).room for size in (100, 150))
     assert 50 * MIB <= one.size - other.size <= 67 * MIB
 
 
-def test_actors_are_told_the_policy_that_the_algorithm_needs() -> None:
+def test_actors_get_the_policy_that_the_algorithm_needs() -> None:
     made = make_model(replaying())
     told = PolicySection.model_validate_json(made.specification.policy_json)
     assert (told.discrete, told.shared_trunk) == ("epsilon_greedy", True)
     assert made.specification.stale_after == made.specification.update_steps == 0
 
 
-def test_a_fragment_carries_what_the_policy_remembers_and_the_masks() -> None:
+def test_a_fragment_carries_recurrent_state_and_masks() -> None:
     task = {"id": "Menu-v0", "mask_key": "action_mask"}
     policy = {"recurrent": "gru", "recurrent_size": 8, "shared_trunk": True, "frame_stack": 2}
     rules = make_model(loaded(environment=task, policy=policy)).specification
@@ -462,7 +462,9 @@ ON_HARDWARE: dict[str, tuple[int, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("ranks", "layer", "message"), ON_HARDWARE.values(), ids=ON_HARDWARE)
-def test_what_a_learners_hardware_cannot_is_refused(ranks: int, layer: dict[str, Any], message: str) -> None:
+def test_settings_that_the_hardware_does_not_support_are_refused(
+    ranks: int, layer: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigurationError, match=message):
         check_hardware(loaded(**layer), ranks)
 
@@ -483,9 +485,7 @@ class OnPolicyClone(OnPolicySection):
 @pytest.mark.parametrize(
     ("ranks", "layer"), [(2, {}), (1, {"compile": True}), (1, {"precision": "bfloat16"})]
 )
-def test_an_algorithm_that_takes_no_hardware_is_refused_it_whatever_its_section_says(
-    ranks: int, layer: dict[str, Any]
-) -> None:
+def test_hardware_is_refused_for_an_algorithm_that_takes_none(ranks: int, layer: dict[str, Any]) -> None:
     settings = loaded(learner=layer)
     with pytest.raises(ConfigurationError, match="algorithm.name='clone'"):
         check_hardware(settings.model_copy(update={"algorithm": OnPolicyClone()}), ranks)

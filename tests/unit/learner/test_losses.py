@@ -137,7 +137,7 @@ def test_on_policy_vtrace_has_the_targets_of_gae_and_at_lambda_one_its_advantage
     torch.testing.assert_close(traced.advantage, estimated.advantage, rtol=1e-12, atol=1e-12)
 
 
-def test_three_steps_by_hand() -> None:
+def test_three_steps_equal_a_calculation_by_hand() -> None:
     no = torch.tensor([[False], [False], [False]])
     ended = torch.tensor([[False], [True], [False]])
     rewards = torch.tensor([[1.0], [2.0], [3.0]], dtype=torch.float64)
@@ -243,7 +243,7 @@ def test_standardised_advantages_have_mean_zero_and_deviation_one() -> None:
     assert loss.standardise(torch.tensor([7.0])).tolist() == [0.0]
 
 
-def test_diagnostics_on_policy() -> None:
+def test_on_policy_diagnostics_have_their_known_values() -> None:
     same = log_probs(1, 0.5)
     assert loss.divergence(same, same).item() == 0.0
     assert loss.clip_fraction(same, same, CLIP).item() == 0.0
@@ -259,14 +259,14 @@ def test_divergence_estimates_the_kl_of_a_known_pair() -> None:
     assert loss.divergence(before, after).item() == pytest.approx(expected, rel=0.03)
 
 
-def test_explained_variance() -> None:
+def test_explained_variance_has_its_known_values() -> None:
     target = torch.tensor([1.0, 2.0, 3.0])
     assert loss.explained_variance(target, target).item() == 1.0
     assert loss.explained_variance(torch.zeros(3), target).item() == pytest.approx(0.0)
     assert loss.explained_variance(torch.zeros(3), torch.ones(3)).item() == 0.0
 
 
-def test_rounding_does_not_stop_the_critic() -> None:
+def test_rounding_does_not_stop_the_critics_learning() -> None:
     generator = torch.Generator().manual_seed(0)
     value, old = (torch.randn(4096, generator=generator) * 0.01 for _ in range(2))
     target = torch.randn(4096, generator=generator)
@@ -276,7 +276,7 @@ def test_rounding_does_not_stop_the_critic() -> None:
     torch.testing.assert_close(clipped, plain, rtol=1e-5, atol=1e-9)
 
 
-def test_shares_of_a_minibatch_add_up_to_it() -> None:
+def test_the_shares_of_ranks_add_up_to_the_minibatch() -> None:
     value, target, old = (log_probs(seed, 1.0) for seed in (1, 2, 3))
     parts = [slice(0, 3), slice(3, 3), slice(3, None)]
     whole = (loss.policy_loss(value, old, target, CLIP), loss.value_loss(value, target, old, CLIP))
@@ -288,7 +288,7 @@ def test_shares_of_a_minibatch_add_up_to_it() -> None:
 
 
 @pytest.mark.parametrize("progress", [-0.5, 0.0, 0.25, 0.7, 1.0, 1.7])
-def test_schedules_are_their_closed_forms_and_outside_a_run_their_nearest_end(progress: float) -> None:
+def test_schedules_have_their_closed_forms_and_are_clamped_outside_a_run(progress: float) -> None:
     within = min(max(progress, 0.0), 1.0)
     assert factor("constant", progress) == 1.0
     assert factor("linear", progress) == 1.0 - within
@@ -311,7 +311,7 @@ def test_warmup_rises_in_equal_steps() -> None:
         (0.1, 1.0, 0.05, [0.1] * 8),
     ],
 )
-def test_a_decay_is_geometric_down_to_a_floor_and_never_raised_to_it(
+def test_a_decay_is_geometric_down_to_a_floor(
     initial: float, decay: float, floor: float, expected: list[float]
 ) -> None:
     assert [decayed(initial, decay, floor, updates) for updates in range(len(expected))] == expected
@@ -324,7 +324,9 @@ def test_a_decay_is_geometric_down_to_a_floor_and_never_raised_to_it(
         (7.0, 1e-3 / 1.5),
     ],
 )  # fmt: skip
-def test_the_rate_is_steered_outside_half_and_twice_the_target(divergence: float, expected: float) -> None:
+def test_the_rate_changes_when_divergence_leaves_half_to_twice_the_target(
+    divergence: float, expected: float
+) -> None:
     assert steered(1e-3, divergence, 0.01, (1e-6, 1e-2)) == expected
     assert steered(1e-3, divergence, 0.01, (9.9e-4, 1.1e-3)) == min(max(expected, 9.9e-4), 1.1e-3)
 
@@ -377,7 +379,7 @@ def gradient_of(policy: Policy, network: Network, rows: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_gradients_by_hand_are_those_of_autograd(name: str) -> None:
+def test_closed_form_gradients_equal_autograd(name: str) -> None:
     policy = double(name)
     adam = FlatAdam(policy, 1e-5)
     by_hand, by_autograd = DenseNetwork(policy, adam), Network(policy, adam)
@@ -416,7 +418,7 @@ def rows_of(policy: Policy, count: int, *, is_masked: bool) -> Rows:
 @pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
 @pytest.mark.parametrize("is_masked", [False, True])
 @pytest.mark.parametrize("name", [name for name in CASES if name != "squashed"])
-def test_the_closed_form_is_the_gradient_of_autograd(
+def test_the_closed_form_equals_the_gradient_of_autograd(
     name: str, is_masked: bool, objective: Objective
 ) -> None:
     policy = double(name)
@@ -434,7 +436,7 @@ def test_the_closed_form_is_the_gradient_of_autograd(
     torch.testing.assert_close(again, found[0], rtol=1e-12, atol=1e-14)
 
 
-def test_network_rounding_does_not_stop_the_critic() -> None:
+def test_rounding_in_the_network_does_not_stop_the_critics_learning() -> None:
     generator = torch.Generator().manual_seed(0)
     value, old = (torch.randn(4096, generator=generator).numpy() * 0.01 for _ in range(2))
     target = torch.randn(4096, generator=generator).numpy()
@@ -442,7 +444,7 @@ def test_network_rounding_does_not_stop_the_critic() -> None:
     np.testing.assert_array_equal(clipped, plain)
 
 
-def test_only_dense_networks_are_done_by_hand_and_only_heads_that_have_slopes_in_closed_form() -> None:
+def test_only_dense_networks_with_suitable_heads_have_closed_forms() -> None:
     dense, curved = small_policy(), small_policy(activation="silu")
     seeing = build(image(8, 8, 3), Discrete(2), PolicySection(), 0)
     assert isinstance(network_of(dense, FlatAdam(dense, 1e-5)), DenseNetwork)

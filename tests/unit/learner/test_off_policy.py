@@ -62,7 +62,7 @@ def learned(algorithm: DQN) -> np.ndarray[Any, Any]:
     ],
     ids=["double", "single, Polyak", "prioritised", "n-step", "dueling"],
 )
-def test_it_finds_the_values_of_the_corridor(options: dict[str, Any]) -> None:
+def test_dqn_finds_the_values_of_the_corridor(options: dict[str, Any]) -> None:
     algorithm = make(replay_ratio=1.0, **options)
     for number in range(1, 21):
         assert algorithm.update(corridor(number), progress=0.0).applied
@@ -72,7 +72,7 @@ def test_it_finds_the_values_of_the_corridor(options: dict[str, Any]) -> None:
         np.testing.assert_allclose(values, optimal, atol=0.08)
 
 
-def test_gradient_steps_come_in_the_ratio_that_was_asked_for() -> None:
+def test_gradient_steps_follow_the_set_ratio() -> None:
     assert [make(error_steps=steps).budget(32) for steps in (64, 200)] == [64, 200]
     algorithm = make(replay_ratio=0.5)
     made = [algorithm.update(corridor(number), progress=0.0).gradient_steps for number in range(1, 11)]
@@ -82,7 +82,7 @@ def test_gradient_steps_come_in_the_ratio_that_was_asked_for() -> None:
     assert algorithm.updates == 10
 
 
-def test_a_version_is_published_when_enough_was_learned() -> None:
+def test_a_version_is_published_after_enough_updates() -> None:
     algorithm = make(replay_ratio=0.5, publish_period=40)
     published = [algorithm.update(corridor(number), progress=0.0).publish for number in range(1, 9)]
     # 0, 32, 16, 16, 16, ... gradient steps.
@@ -96,7 +96,7 @@ def poisoned(batch: Batch) -> Batch:
 
 
 @pytest.mark.parametrize("prioritised", [False, True])
-def test_a_batch_that_is_not_finite_is_out_of_replay(*, prioritised: bool) -> None:
+def test_a_non_finite_batch_is_removed_from_replay(*, prioritised: bool) -> None:
     algorithm = make(prioritised=prioritised, policy={"normalise_observations": True})
     for number in (1, 2, 3):
         assert algorithm.update(corridor(number), progress=0.0).applied
@@ -108,7 +108,7 @@ def test_a_batch_that_is_not_finite_is_out_of_replay(*, prioritised: bool) -> No
 
 @pytest.mark.promise("replay-makes-updates-fail")
 @pytest.mark.parametrize("prioritised", [False, True])
-def test_what_entered_replay_before_it_was_found_out_is_taken_out(*, prioritised: bool) -> None:
+def test_a_bad_entry_already_in_replay_is_removed(*, prioritised: bool) -> None:
     algorithm = make(prioritised=prioritised, learning_starts=96)
     for number in range(1, 12):
         batch = poisoned(corridor(2)) if number == 2 else corridor(number)
@@ -121,7 +121,7 @@ def test_what_entered_replay_before_it_was_found_out_is_taken_out(*, prioritised
     assert torch.isfinite(algorithm.policy.actor_head.weight).all()
 
 
-def test_a_memory_that_comes_back_too_small_is_filled_before_it_is_used() -> None:
+def test_a_memory_restored_too_small_is_filled_before_use() -> None:
     first, second = make(), make()
     for number in range(1, 11):
         first.update(corridor(number), progress=0.0)
@@ -137,7 +137,7 @@ def test_a_memory_that_comes_back_too_small_is_filled_before_it_is_used() -> Non
     [{"replay_ratio": 1.0}, {"batch_size": 64}, {"batch_size": 16}, {"replay_ratio": 0.125}],
     ids=lambda changed: "-".join(f"{name}={value}" for name, value in changed.items()),
 )
-def test_a_resume_with_another_ratio_or_batch_goes_on_learning(changed: dict[str, Any]) -> None:
+def test_a_resume_with_another_ratio_or_batch_continues_learning(changed: dict[str, Any]) -> None:
     start: dict[str, Any] = {"replay_ratio": 0.25, "batch_size": 32}
     first, second = make(**start), make(**(start | changed))
     for number in range(1, 13):
@@ -170,7 +170,7 @@ def test_huber_and_its_slope_are_torchs() -> None:
     torch.testing.assert_close(torch.autograd.grad(given, error)[0], slope)
 
 
-def test_what_a_mask_forbids_is_no_next_action() -> None:
+def test_a_forbidden_action_is_no_next_action() -> None:
     algorithm, batch = make(learning_rate=0.0, target_period=1), corridor(1)
     allowed = torch.ones(*batch.observation["observation"].shape[:2], 2, dtype=torch.bool)
     free, bound = (
@@ -253,7 +253,7 @@ def sac_make(seed: int = 0, policy: dict[str, Any] | None = None, **section: Any
     return SAC(soft_policy(settings, **(policy or {})), settings, seed=seed)
 
 
-def test_it_finds_the_best_action_and_the_entropy_that_was_asked_for() -> None:
+def test_sac_finds_the_best_action_and_the_target_entropy() -> None:
     algorithm = sac_make(target_entropy=-1.0, temperature=0.2)
     entropy = 0.0
     for number in range(1, 11):
@@ -273,7 +273,7 @@ def test_it_finds_the_best_action_and_the_entropy_that_was_asked_for() -> None:
     ],
     ids=["dqn", "sac"],
 )
-def test_other_actions_are_refused_with_what_takes_them(
+def test_other_action_spaces_are_refused_with_the_algorithm_for_them(
     maker: Any, section: Any, space: Any, message: str
 ) -> None:
     policy = build(box(4), space, section.policy_section(PolicySection()), 0)
@@ -290,7 +290,7 @@ def test_the_actor_is_published_alone_and_the_critics_are_stored() -> None:
     assert algorithm.policy.values({"observation": np.ones((3, 2), np.float32)}).tolist() == [0.0, 0.0, 0.0]
 
 
-def test_a_temperature_that_is_not_tuned_stays() -> None:
+def test_an_untuned_temperature_stays_constant() -> None:
     algorithm = sac_make(tune_temperature=False, temperature=0.3)
     update = algorithm.update(one_shot(algorithm.policy, 1, BEST), progress=0.0)
     assert update.metrics["temperature"] == pytest.approx(0.3)

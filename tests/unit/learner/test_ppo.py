@@ -66,7 +66,7 @@ def test_impala_weighs_experience_by_its_ratio_and_reinforce_does_not() -> None:
         assert (losses[0] == pytest.approx(losses[1], rel=1e-4)) is alike
 
 
-def test_truncated_ratios_bound_what_a_step_weighs() -> None:
+def test_truncated_ratios_bound_the_weight_of_a_step() -> None:
     impala = make("impala", rho_clip=0.0, value_coefficient=0.0)
     before = weights.encode(impala.published_modules()["default"])
     assert impala.update(experience(), progress=0.0).metrics["gradient_norm"] == 0.0
@@ -83,7 +83,7 @@ def poisoned(batch: Batch) -> Batch:
     return replace(batch, reward=reward)
 
 
-def test_a_batch_is_the_fewest_fragments_that_reach_b() -> None:
+def test_a_batch_takes_the_fewest_fragments_that_reach_its_size() -> None:
     ppo: Algorithm = ppo_make(batch_steps=100)
     assert [ppo.makes_batch(count, 40 * count) for count in range(5)] == [False, False, False, True, True]
 
@@ -94,7 +94,7 @@ def test_the_budget_is_one_batch_more_than_the_staleness() -> None:
         ppo_make(batch_steps=100, staleness=1).budget(256)
 
 
-def test_steps_that_are_not_experience_do_not_matter() -> None:
+def test_invalid_steps_do_not_matter() -> None:
     results = []
     for noise in (0.0, 1e3):
         ppo = ppo_make(policy={"normalise_observations": True})
@@ -132,7 +132,7 @@ def lagging(batch: Batch, *updates: int) -> Batch:
     return replace(batch, update=torch.tensor(updates))
 
 
-def test_steps_that_are_too_old_are_masked() -> None:
+def test_stale_steps_are_masked() -> None:
     ppo = ppo_make(mask_after=2)
     batch = collect(ppo.policy)
     masked = lagging(batch, 0, 3, 0, 2)
@@ -166,13 +166,13 @@ def uses(ppo: PPO, batch: Batch) -> list[int]:
     return [int((rows == one).all(1).sum()) for one in first]
 
 
-def test_a_step_is_used_once_in_each_epoch_and_no_more() -> None:
+def test_a_step_is_used_exactly_once_in_each_epoch() -> None:
     assert uses(ppo_make(epochs=3), collect(small_policy())) == [3, 3, 3, 3]
     ppo = ppo_make(epochs=3, lagging_epochs=1, staleness=1)
     assert uses(ppo, lagging(collect(ppo.policy), 0, 1, 2, 5)) == [3, 3, 1, 1]
 
 
-def test_reuse_is_told_and_ends_where_nothing_is_fresh() -> None:
+def test_reuse_is_reported_and_ends_without_fresh_steps() -> None:
     ppo = ppo_make(epochs=4, lagging_epochs=2)
     metrics = ppo.update(lagging(collect(ppo.policy), 0, 9, 9, 9), progress=0.0).metrics
     assert (metrics["epochs"], metrics["sample_reuse"]) == (4.0, 2.5)
@@ -181,7 +181,7 @@ def test_reuse_is_told_and_ends_where_nothing_is_fresh() -> None:
     assert (metrics["epochs"], metrics["sample_reuse"]) == (2.0, 2.0)
 
 
-def test_stale_rows_are_found_where_steps_are_missing() -> None:
+def test_stale_rows_are_found_also_where_steps_are_missing() -> None:
     ppo = ppo_make(epochs=2, lagging_epochs=1)
     batch = lagging(collect(ppo.policy), 9, 0, 9, 9)
     valid = batch.valid.clone()
@@ -315,7 +315,7 @@ def test_every_action_is_learned(continuous: str, name: str) -> None:
         {"image_trunk": "impala", "hidden_norm": "batch", "shared_trunk": True},
     ],
 )
-def test_parts_of_every_kind_on_both_sides(section: dict[str, object]) -> None:
+def test_spaces_with_parts_of_every_kind_are_trained(section: dict[str, object]) -> None:
     told = PolicySection.model_validate(SMALL | {"normalise_observations": True} | section)
     check_update(Acting(OBSERVATIONS["dict"], ACTIONS["hybrid tuple"], told))
 
@@ -382,7 +382,7 @@ def test_the_ratio_on_fresh_experience_is_one(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["dropout", "one's own"])
-def test_the_slope_goes_through_a_thinned_network(name: str) -> None:
+def test_gradient_steps_run_with_dropout(name: str) -> None:
     parameters = []
     for is_thinned in (True, False):
         acting, ppo = trained(name)
@@ -394,7 +394,7 @@ def test_the_slope_goes_through_a_thinned_network(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["batch norm, shared", "batch norm and dropout", "one's own"])
-def test_the_statistics_stand_still_in_an_update_and_are_merged_after_it(name: str) -> None:
+def test_normalisation_statistics_change_only_after_an_update(name: str) -> None:
     acting, ppo = trained(name)
     layers = [layer for layer in acting.policy.modules() if isinstance(layer, BatchNorm)]
     seen: list[list[torch.Tensor]] = []
@@ -450,7 +450,7 @@ def returns_of(rewards: np.ndarray, ends: np.ndarray) -> list[float]:
     return result
 
 
-def test_returns_run_on_through_columns_and_batches_of_one_environment() -> None:
+def test_returns_continue_across_columns_and_batches_of_an_environment() -> None:
     random = np.random.default_rng(0)
     rewards, ends = random.standard_normal((2, 6, 3)), random.random((2, 6, 3)) < 0.2
     scale, slots = RewardScale(DISCOUNT, RankGroup()), ((1, 0), (1, 0), (2, 0))

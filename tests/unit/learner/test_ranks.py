@@ -43,7 +43,7 @@ def alone(name: str, updates: int) -> dict[str, Tensor]:
 
 @pytest.mark.promise("several-ranks-agree-fragments")
 @pytest.mark.parametrize(("size", "name"), AS_ONE)
-def test_several_ranks_equal_one(several: dict[int, Path], size: int, name: str) -> None:
+def test_several_ranks_give_the_result_of_one(several: dict[int, Path], size: int, name: str) -> None:
     found, expected = load_file(several[size] / f"{name}-0.safetensors"), alone(name, UPDATES[size])
     torch.testing.assert_close(found["gradient"], expected["gradient"], rtol=0.0, atol=1e-10)
     assert found.keys() == expected.keys()
@@ -86,7 +86,7 @@ def test_every_fragment_goes_to_one_rank(charges: list[int], ranks: int) -> None
         assert all(sum(part) <= sum(charges) / ranks + largest for part in divided)
 
 
-def test_torchrun_says_which_rank_this_is_and_how_many_share_the_machine() -> None:
+def test_the_rank_and_the_ranks_of_the_machine_come_from_torchrun() -> None:
     assert place_of({}) == place_of({"RANK": "0", "WORLD_SIZE": "1"}) == RankPlace()
     place = place_of({"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"})
     assert place == RankPlace(rank=2, size=4, on_host=0, size_on_host=2)
@@ -94,13 +94,13 @@ def test_torchrun_says_which_rank_this_is_and_how_many_share_the_machine() -> No
     assert not RankPlace(rank=1, size=2, on_host=1, size_on_host=2).spans_machines
 
 
-def test_ranks_on_several_machines_need_permission_to_speak_in_plaintext() -> None:
+def test_ranks_on_several_machines_need_permission_for_plaintext() -> None:
     place = RankPlace(rank=0, size=2)
     with pytest.raises(ConfigurationError, match=r"learner\.plaintext_ranks=false.*unencrypted"):
         meet(place, configuration.load([{"run": "a"}]), torch.device("cpu"))
 
 
-def test_ranks_that_are_started_again_do_not_read_what_dead_ones_have_left() -> None:
+def test_restarted_ranks_do_not_read_leftovers_of_dead_ones() -> None:
     store = HashStore()
     places = [RankPlace(rank=rank, size=3) for rank in (1, 2, 0)]
     for attempt in (b"first", b"second"):

@@ -117,7 +117,7 @@ def played(tmp_path: Path) -> Path:
     return tmp_path / "b"
 
 
-def test_a_learners_batches_come_as_they_were_consumed(learnt: Path) -> None:
+def test_a_learners_batches_are_read_as_they_were_consumed(learnt: Path) -> None:
     found = everything(feed(learnt, ppo()))
     assert [numbers(one.batch) for one in found] == [[2, 1, 3], [5], [6, 7]]
     assert [one.reward for one in found] == [6.0 * CHARGE, 5.0 * CHARGE, 13.0 * CHARGE]
@@ -128,7 +128,7 @@ def test_a_learners_batches_come_as_they_were_consumed(learnt: Path) -> None:
     assert [one.round for one in lock_step] == [0, 2, 3]
 
 
-def test_fragments_without_batches_are_taken_as_the_algorithm_likes(played: Path) -> None:
+def test_fragments_without_batches_are_grouped_by_the_algorithm(played: Path) -> None:
     found = everything(feed(played, ppo()))
     assert [numbers(one.batch) for one in found] == [[n, n + 1] for n in range(1, 20, 2)] + [[21]]
 
@@ -150,7 +150,7 @@ def test_an_imitator_reads_every_fragment_in_every_pass_and_never_what_it_valida
 
 
 @pytest.mark.parametrize("taken", [1, 4])
-def test_a_resumed_learner_goes_on_behind_what_it_has_taken(played: Path, taken: int) -> None:
+def test_a_resumed_learner_continues_behind_what_it_has_taken(played: Path, taken: int) -> None:
     of = feed(played, clone(passes=2, validation=0.0))
     of.hold_out()
     whole = [numbers(one.batch) for one in everything(of)]
@@ -181,7 +181,7 @@ def sequences(recording: Recording) -> list[tuple[int, list[int]]]:
 EVERYTHING = [(position, list(numbers)) for position, numbers in BATCHES]
 
 
-def test_what_went_in_comes_out(folder: Path) -> None:
+def test_recorded_fragments_are_read_unchanged(folder: Path) -> None:
     recording = Recording(folder)
     assert sequences(recording) == EVERYTHING
     assert recording.specification.encode() == specification().encode()
@@ -235,7 +235,7 @@ def test_a_changed_byte_is_found_and_named(folder: Path, at: int) -> None:
         recording.load(recording.fragments)
 
 
-def test_a_resumed_learner_cuts_what_it_will_consume_again(folder: Path) -> None:
+def test_a_resumed_learner_cuts_entries_it_will_consume_again(folder: Path) -> None:
     writer = RecordingWriter.go_on(folder, 3, LARGE)
     writer.consumed(**batch(4, (3,)))
     writer.close()
@@ -257,9 +257,7 @@ def test_a_full_recording_ends_with_a_whole_batch(tmp_path: Path) -> None:
     assert sequences(Recording(folder)) == [(2, [1, 2])]
 
 
-def test_a_folder_that_holds_a_recording_already_or_none_is_refused_in_words(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_a_folder_with_a_recording_or_without_one_is_refused_clearly(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="holds a recording already"):
         RecordingWriter.begin(folder, specification(), "learner", LARGE)
     with pytest.raises(ConfigurationError, match=r"holds no recording\.json"):
@@ -274,13 +272,13 @@ def test_a_folder_that_holds_a_recording_already_or_none_is_refused_in_words(
         Recording(folder)
 
 
-def test_a_recording_of_other_spaces_is_refused(folder: Path) -> None:
+def test_a_recording_with_different_spaces_is_refused(folder: Path) -> None:
     Recording(folder).check_schema(SCHEMA.schema_id)
     with pytest.raises(ConfigurationError, match="recorded from 'run-a' with observations .*has others"):
         Recording(folder).check_schema("another")
 
 
-def test_a_length_beyond_any_message_is_damage(tmp_path: Path) -> None:
+def test_a_length_above_the_message_limit_is_reported_as_damage(tmp_path: Path) -> None:
     path = tmp_path / "one"
     data = bytearray(Frame(Kind.FRAGMENT, b"head", b"body").encode())
     data[9:13] = b"\xff\xff\xff\x7f"

@@ -57,7 +57,7 @@ def test_an_entry_that_does_not_fit_is_named() -> None:
         replay(capacity=3).insert(7, 10, rows(4, 0))
 
 
-def test_what_is_withdrawn_is_never_drawn() -> None:
+def test_withdrawn_entries_are_never_drawn() -> None:
     memory = replay(how=PRIORITISED)
     for number in (1, 2):
         memory.insert(number, 10, rows(5, 10 * number))
@@ -84,7 +84,7 @@ def test_every_history_agrees_with_a_list(entries: list[tuple[int, int]]) -> Non
 
 @pytest.mark.parametrize("how", [None, PRIORITISED])
 @pytest.mark.parametrize("gone", [3, 4, 6])
-def test_an_entry_that_is_removed_leaves_the_others_as_they_were(gone: int, how: float | None) -> None:
+def test_removing_an_entry_leaves_the_others_unchanged(gone: int, how: float | None) -> None:
     memory = replay(capacity=11, how=how)
     for number, count in ((1, 4), (2, 3), (3, 2), (4, 4), (5, 2), (6, 3)):
         memory.insert(number, 100, rows(count, 10 * number))
@@ -149,7 +149,7 @@ def test_importance_weights_are_those_of_the_paper() -> None:
     torch.testing.assert_close(sample.weight, torch.tensor(expected))
 
 
-def test_new_transitions_come_with_the_largest_priority_there_was() -> None:
+def test_new_transitions_get_the_largest_priority_so_far() -> None:
     memory = replay(how=PRIORITISED)
     memory.insert(1, 10, rows(2, 0))
     memory.set_errors(torch.tensor([0, 1]), torch.tensor([9.0, 0.5]))
@@ -176,7 +176,7 @@ def recalled(memory: Replay, parts: dict[int, Steps]) -> int:
 
 
 @pytest.mark.parametrize("how", [None, PRIORITISED])
-def test_a_state_that_was_not_recalled_yet_is_still_whole(how: float | None) -> None:
+def test_a_state_not_yet_restored_is_still_whole(how: float | None) -> None:
     first = replay(how=how)
     for number in (1, 2, 3):
         first.insert(number, 10, rows(3, 10 * number))
@@ -190,7 +190,7 @@ def test_a_state_that_was_not_recalled_yet_is_still_whole(how: float | None) -> 
     assert all(torch.equal(tensor, again[name]) for name, tensor in tensors.items())
 
 
-def test_entries_that_do_not_come_are_counted() -> None:
+def test_missing_entries_are_counted() -> None:
     first = replay(how=PRIORITISED)
     parts = {number: rows(3, 10 * number) for number in (1, 2, 3, 4)}
     for number, part in parts.items():
@@ -203,7 +203,7 @@ def test_entries_that_do_not_come_are_counted() -> None:
     assert second.retain_from() == 1
 
 
-def test_an_entry_that_is_not_what_it_was_is_named() -> None:
+def test_a_changed_entry_is_named() -> None:
     first = replay()
     first.insert(5, 10, rows(3, 0))
     second = replay()
@@ -233,7 +233,7 @@ def plain(memory: Replay) -> dict[str, list[float]]:
 
 @given(st.data())
 @settings(max_examples=30, deadline=None)
-def test_stacks_stay_what_they_were_while_entries_come_and_go(data: st.DataObject) -> None:
+def test_stacks_are_unchanged_while_entries_are_added_and_removed(data: st.DataObject) -> None:
     policy = remembering(frame_stack=3)
     stack, actor = policy.memory.frames, Actor(policy, slots=2, seed=data.draw(st.integers(0, 99)))
     memory = Replay(40, 10**6, seed=0, device=CPU, stack=stack)
@@ -259,7 +259,7 @@ def test_stacks_stay_what_they_were_while_entries_come_and_go(data: st.DataObjec
 
 
 @pytest.mark.promise("replay-holds-observation-once")
-def test_frames_are_held_once() -> None:
+def test_frames_are_stored_once() -> None:
     policy = remembering(frame_stack=4)
     stack, actor = policy.memory.frames, Actor(policy, slots=2)
     memory = Replay(64, 10**6, seed=0, device=CPU, stack=stack)
@@ -291,7 +291,7 @@ def test_the_ratio_holds_over_time() -> None:
     assert drawn == (10_000 - 100 + 20) // 2
 
 
-def test_what_is_too_far_ahead_may_not_enter() -> None:
+def test_steps_too_far_ahead_may_not_enter() -> None:
     given = limiter(buffer_steps=20)
     given.inserted(120)
     assert not given.may_insert(1)
@@ -314,7 +314,7 @@ def test_a_ratio_far_below_one_needs_a_buffer_of_half_its_inverse() -> None:
     insertion=st.integers(1, 300),
     sizes=st.lists(st.integers(1, 300), min_size=5, max_size=30),
 )
-def test_what_is_not_refused_never_blocks(
+def test_accepted_limits_never_block(
     ratio: float, minimum: int, buffer: int, insertion: int, sizes: list[int]
 ) -> None:
     given = SampleToInsertRatio(ratio=ratio, minimum=minimum, buffer_steps=buffer)
@@ -343,7 +343,7 @@ def advance(given: SampleToInsertRatio, steps: int) -> int:
 
 
 @pytest.mark.parametrize("ratio", [0.05, 0.25, 1.0, 4.0])
-def test_a_ratio_that_changes_at_a_resume_holds_from_then_on(ratio: float) -> None:
+def test_a_ratio_changed_at_a_resume_applies_from_then_on(ratio: float) -> None:
     before = limiter()
     for _ in range(100_000):
         advance(before, 10)
@@ -355,7 +355,7 @@ def test_a_ratio_that_changes_at_a_resume_holds_from_then_on(ratio: float) -> No
     assert max(made) <= 10 * ratio + 1
 
 
-def test_what_did_not_change_goes_on_as_it_was() -> None:
+def test_a_resume_with_equal_settings_keeps_the_limiter() -> None:
     given = limiter(ratio=0.3)
     for _ in range(40):
         advance(given, 7)
@@ -469,7 +469,7 @@ def built(steps: int, slots: int, ends: Ends, invalid: tuple[tuple[int, int], ..
     return [Row(*values) for values in zip(*(column.flatten().tolist() for column in columns), strict=True)]
 
 
-def test_three_steps_by_hand() -> None:
+def test_three_steps_equal_a_calculation_by_hand() -> None:
     assert built(4, 1, {(2, 0): "truncated"}, (), 2) == [
         Row(0, 1 + 0.5 * 2, 0.25, 2),
         Row(1, 2 + 0.5 * 3, 0.25, -3),
@@ -492,7 +492,7 @@ def test_every_fragment_agrees_with_the_loop(data: st.DataObject) -> None:
     assert built(steps, slots, ends, invalid, n) == walked(steps, slots, ends, invalid, n)
 
 
-def test_ragged_fragments_are_taken_apart_without_their_padding() -> None:
+def test_ragged_fragments_are_split_without_their_padding() -> None:
     parts = [
         fragment(2, 2, ends={(1, 1): "truncated"}),
         fragment(5, 1, ends={(4, 0): "terminated"}, first=50),
@@ -509,7 +509,7 @@ def test_ragged_fragments_are_taken_apart_without_their_padding() -> None:
 
 
 @pytest.mark.promise("dqn-values-truncated-step")
-def test_a_truncated_step_is_followed_by_what_its_last_observation_allows() -> None:
+def test_a_truncated_step_uses_the_mask_of_its_last_observation() -> None:
     one = batch(fragment(3, 1, ends={(1, 0): "truncated"}))
     mask = torch.tensor([[True, False], [False, True], [True, True], [True, False]]).unsqueeze(1)
     for told in (None, [True, False]):

@@ -43,7 +43,7 @@ def test_each_episode_has_a_line(tmp_path: Path) -> None:
     assert {(one["version"], one["terminated"]) for one in lines} == {(3, True)}
 
 
-def test_a_full_file_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+def test_a_full_file_replaces_the_previous_one(tmp_path: Path) -> None:
     written = EpisodeLog(tmp_path, most_bytes=1000)
     for number in range(1, 100):
         written.add(number, [episode(number)])
@@ -53,7 +53,9 @@ def test_a_full_file_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
     assert last["episode"] == 99
 
 
-def test_what_the_disk_does_not_take_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_episodes_that_the_disk_does_not_take_are_reported_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / EPISODES).mkdir()
     written = EpisodeLog(tmp_path)
     with caplog.at_level(logging.WARNING):
@@ -87,7 +89,7 @@ def held(
         Dict((("a", Discrete(3, start=2)), ("b", MultiDiscrete((2, 5))), ("c", MultiBinary(4)))),
     ],
 )
-def test_questions_lie_within_the_space_and_are_the_same_for_a_seed(space: Space) -> None:
+def test_probe_observations_are_in_the_space_and_fixed_by_the_seed(space: Space) -> None:
     small = PolicySection(hidden_sizes=(8,))
     one, two = (make_probe(space, build(space, ACTION, small, 0), 3) for _ in range(2))
     for path, leaf in leaves(space, "observation"):
@@ -101,7 +103,7 @@ def test_questions_lie_within_the_space_and_are_the_same_for_a_seed(space: Space
             assert np.less_equal(array, leaf.high).all()
 
 
-def test_a_right_answer_passes_and_a_wrong_one_is_held_until_it_is_right() -> None:
+def test_a_wrong_answer_quarantines_a_session_until_a_right_one() -> None:
     served, other = policy(0), policy(1)
     probe = make_probe(OBSERVATION, served, 0)
     quarantine = Quarantine(probe, policy(0), 1e-3)
@@ -119,7 +121,7 @@ def test_a_right_answer_passes_and_a_wrong_one_is_held_until_it_is_right() -> No
     assert not quarantine.holds(4)
 
 
-def test_an_update_smaller_than_the_tolerance_that_did_not_arrive_is_found() -> None:
+def test_a_missed_update_smaller_than_the_tolerance_is_found() -> None:
     before, after = policy(0), policy(0)
     with torch.no_grad():
         for parameter in after.parameters():
@@ -138,7 +140,7 @@ def test_an_update_smaller_than_the_tolerance_that_did_not_arrive_is_found() -> 
     assert not held(quarantine, right[2] + np.abs(right[1] - right[2]).max() / 2, 2)
 
 
-def test_a_large_answer_may_be_off_by_its_rounding() -> None:
+def test_a_large_answer_may_differ_by_its_rounding() -> None:
     far = np.full(24, 100, np.float32)
     observation, action = Box(-far[:3], far[:3]), Box(-far, far)
     narrow = PolicySection(hidden_sizes=(8,), initial_log_std=-6.0)
@@ -157,7 +159,7 @@ def test_a_large_answer_may_be_off_by_its_rounding() -> None:
 @pytest.mark.parametrize(
     "section", [{"recurrent": "lstm"}, {"recurrent": "gru"}, {"frame_stack": 3}], ids=str
 )
-def test_a_policy_that_remembers_is_asked_in_the_middle_of_an_episode(section: dict[str, Any]) -> None:
+def test_a_policy_with_memory_is_probed_in_the_middle_of_an_episode(section: dict[str, Any]) -> None:
     made = PolicySection(hidden_sizes=(8,), recurrent_size=4, **section)
     served, replica = (build(OBSERVATION, ACTION, made, seed) for seed in (0, 1))
     probe = make_probe(OBSERVATION, served, 0)
@@ -180,7 +182,7 @@ def test_a_policy_that_remembers_is_asked_in_the_middle_of_an_episode(section: d
     assert answered()
 
 
-def test_who_sent_what_cannot_be_learned_from_is_held_for_good_and_in_the_next_process() -> None:
+def test_a_sender_of_unlearnable_fragments_stays_quarantined_after_a_restart() -> None:
     served = policy(0)
     probe = make_probe(OBSERVATION, served, 0)
     first, second = (Quarantine(probe, policy(0), 1e-3) for _ in range(2))
@@ -218,7 +220,7 @@ def test_training_begins_with_the_first_experience() -> None:
     assert resumed.seconds() == pytest.approx(100.0, abs=0.5)
 
 
-def test_a_line_torn_by_a_crash_stands_alone(tmp_path: Path) -> None:
+def test_a_line_torn_by_a_crash_does_not_spoil_the_next_one(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"env_steps": 10}\n{"env_steps": 20}\n{"env_st')
     recorder = Recorder(tmp_path, Staleness(), 10)
@@ -226,7 +228,7 @@ def test_a_line_torn_by_a_crash_stands_alone(tmp_path: Path) -> None:
     assert [row["env_steps"] for row in read_rows(path)] == [10, 15]
 
 
-def test_a_line_says_what_was_evaluated_and_what_rewards_the_learner_was_given(tmp_path: Path) -> None:
+def test_a_line_reports_the_evaluated_version_and_the_rewards(tmp_path: Path) -> None:
     valid = np.array([[1, 0], [1, 1]], bool)
     assert reward_of({"reward": np.array([[1, 50], [2, 4]], np.float32), "valid": valid}) == 7.0
     recorder = Recorder(tmp_path, Staleness(), 0)

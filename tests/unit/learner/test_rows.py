@@ -33,7 +33,7 @@ def prepared(policy: Policy, batch: Batch) -> Prepared:
         return PPO(policy, FRESH, seed=0).prepare(batch, batch.reward, RankGroup().rows_of(batch.valid))
 
 
-def test_state_that_is_not_carried_would_be_seen() -> None:
+def test_a_lost_recurrent_state_changes_the_result() -> None:
     policy = remembering(recurrent="lstm")
     batch = collected(policy, 8, 8, longest=40)
     forgotten = replace(batch, state={name: torch.zeros_like(one) for name, one in batch.state.items()})
@@ -61,7 +61,7 @@ def test_a_batch_that_is_all_burn_in_is_skipped() -> None:
     assert weights.encode(policy) == before
 
 
-def test_minibatches_are_whole_columns_in_the_order_of_the_permutation() -> None:
+def test_minibatches_hold_whole_columns_in_the_permuted_order() -> None:
     policy = remembering(recurrent="lstm")
     batch = collected(policy, 8, 5, slots=2)
     rows = prepared(policy, batch).rows
@@ -76,7 +76,7 @@ def test_minibatches_are_whole_columns_in_the_order_of_the_permutation() -> None
     torch.testing.assert_close(first.action["action"], torch.cat(chosen))
 
 
-def test_steps_that_are_not_experience_do_not_matter_to_a_recurrent_policy() -> None:
+def test_invalid_steps_do_not_matter_to_a_recurrent_policy() -> None:
     blobs = []
     for noise in (0.0, 1e3):
         policy = remembering(recurrent="lstm")
@@ -89,7 +89,7 @@ def test_steps_that_are_not_experience_do_not_matter_to_a_recurrent_policy() -> 
     assert blobs[0] == blobs[1]
 
 
-def test_frame_stacks_are_rows_like_any_others() -> None:
+def test_frame_stacks_are_rows_like_others() -> None:
     policy = remembering(frame_stack=3, normalise_observations=True, activation="tanh")
     batch = collected(policy, 8, 8, masked=True)
     ppo = PPO(policy, FRESH, seed=0)
@@ -103,7 +103,7 @@ def test_frame_stacks_are_rows_like_any_others() -> None:
 
 
 @pytest.mark.parametrize("section", [{}, {"recurrent": "lstm"}])
-def test_a_forbidden_action_stays_without_probability_while_others_learn(section: dict[str, Any]) -> None:
+def test_a_masked_action_keeps_probability_zero_while_others_learn(section: dict[str, Any]) -> None:
     policy = remembering(**section)
     batch = collected(policy, 8, 8, masked=True)
     mask = batch.observation["mask/action"].clone()
@@ -147,7 +147,7 @@ def spoiled(parts: list[Fragment], number: int, name: str, value: float) -> None
 
 @pytest.mark.promise("update-fails-exception-number")
 @pytest.mark.parametrize("name", SECTIONS)
-def test_the_rest_is_trained_as_if_the_culprits_had_not_come(name: str) -> None:
+def test_the_rest_is_trained_as_without_the_culprits(name: str) -> None:
     section: dict[str, Any] = {"value_coefficient": 0.5} if name == "clone" else {}
     parts, algorithm, other = fragments(), algorithm_of(name, **section), algorithm_of(name, **section)
     for number in (2, 5):
@@ -169,7 +169,7 @@ def updated_with(algorithm: Any, name: str, value: float) -> Update:
 
 
 @pytest.mark.parametrize("value", [-60.0, -1e30, 60.0, 1e30])
-def test_an_action_that_no_such_policy_takes_is_implausible(value: float) -> None:
+def test_an_action_impossible_for_the_policy_is_implausible(value: float) -> None:
     update = updated_with(algorithm_of("ppo"), "log_prob", value)
     assert (update.applied, update.culprits) == (True, {3: "implausible"})
 
@@ -177,7 +177,7 @@ def test_an_action_that_no_such_policy_takes_is_implausible(value: float) -> Non
 @pytest.mark.promise("metrics-overflow-metric-decides")
 @pytest.mark.parametrize("name", ["ppo", "impala", "reinforce"])
 @pytest.mark.parametrize("value", [-46.0, -1e6])
-def test_a_log_ratio_that_is_let_pass_overflows_no_metric(name: str, value: float) -> None:
+def test_an_accepted_log_ratio_overflows_no_metric(name: str, value: float) -> None:
     update = updated_with(algorithm_of(name, max_log_ratio=1e9), "log_prob", value)
     assert (update.applied, update.culprits) == (True, {})
     assert {"effective_sample_size", "max_ratio", "kl_behaviour"} <= update.metrics.keys()
@@ -187,7 +187,7 @@ def test_a_log_ratio_that_is_let_pass_overflows_no_metric(name: str, value: floa
 @pytest.mark.parametrize("value", [-1.0, 2.0, 1e12])
 @pytest.mark.parametrize("activation", ["tanh", "silu"])
 @pytest.mark.parametrize("name", SECTIONS)
-def test_an_action_that_is_no_choice_is_an_error(name: str, activation: str, value: float) -> None:
+def test_an_invalid_choice_is_an_error(name: str, activation: str, value: float) -> None:
     update = updated_with(algorithm_of(name, {"activation": activation}), "action", value)
     assert (update.applied, update.culprits) == (True, {3: "error"})
 
@@ -208,7 +208,7 @@ def attempt_on(refuse: Callable[[set[int]], Exception | str]) -> Callable[..., U
 
 
 @pytest.mark.promise("update-fails-exception-number")
-def test_an_exception_is_brought_home_too() -> None:
+def test_an_exception_is_attributed_to_its_fragment_too() -> None:
     attempt = attempt_on(lambda numbers: IndexError("2 is out of bounds") if 4 in numbers else "")
     update = contained(attempt, containment_batch_of(fragments()))
     assert (update.applied, update.culprits, update.steps) == (True, {4: "error"}, 10)
@@ -216,7 +216,7 @@ def test_an_exception_is_brought_home_too() -> None:
 
 @pytest.mark.promise("failure-single-fragment-causes")
 @pytest.mark.parametrize("most", [0, 3])
-def test_an_exception_that_no_fragment_causes_is_raised(most: int) -> None:
+def test_an_exception_not_caused_by_a_fragment_is_raised(most: int) -> None:
     attempt = attempt_on(lambda numbers: RuntimeError("a bug") if len(numbers) > most else "")
     with pytest.raises(RuntimeError, match="a bug"):
         contained(attempt, containment_batch_of(fragments()))
@@ -323,12 +323,12 @@ def test_mixed_precision_gives_nearly_the_same_gradient() -> None:
     assert float((exact - rounded).norm() / exact.norm()) < 0.05
 
 
-def test_mixed_precision_fakes_no_ratio() -> None:
+def test_mixed_precision_does_not_change_ratios() -> None:
     ppo = make(Hardware(bfloat16=True), epochs=1, minibatches=1)
     assert ppo.update(collect(ppo.policy), progress=0.0).metrics["kl_proximal"] < 1e-8
 
 
-def test_what_is_asked_for_goes_through_autograd() -> None:
+def test_mixed_precision_and_compilation_go_through_autograd() -> None:
     for hardware, kind in (
         (Hardware(), DenseNetwork),
         (Hardware(bfloat16=True), Network),

@@ -64,7 +64,7 @@ def read() -> Responses:
     return responses_of(fragment(GIVEN[:2]), fragment(GIVEN[2:]))
 
 
-def test_what_was_sampled_lies_row_by_row() -> None:
+def test_sampled_tokens_lie_row_by_row() -> None:
     found = read()
     assert found.action.tolist() == [4, 5, 6, 8, 9, 9]
     assert found.behaviour.tolist() == [np.float32(x) for x in (-0.1, -0.2, -0.3, -0.4, -0.5, -0.6)]
@@ -78,7 +78,7 @@ def test_what_was_sampled_lies_row_by_row() -> None:
     assert first == third != second, "equal prompts have one number"
 
 
-def test_a_micro_batch_asks_for_the_sampled_tokens_of_its_rows() -> None:
+def test_a_micro_batch_computes_only_the_sampled_tokens_of_its_rows() -> None:
     found = read()
     parts = list(found.micro_batches(np.array([2, 0, 1]), 6))
     assert [part.rows.tokens.shape for part in parts] == [(2, 3), (1, 4)]
@@ -98,7 +98,7 @@ def test_a_micro_batch_asks_for_the_sampled_tokens_of_its_rows() -> None:
     assert (edges(5, 2), edges(2, 4)) == ([0, 2, 5], [0, 1, 2]), "whole responses to a minibatch"
 
 
-def test_a_grid_has_gaps_and_turns_end_where_the_next_sampled_token_is_not_the_next_token() -> None:
+def test_turns_end_where_the_next_token_was_not_sampled() -> None:
     batch = batch_of(fragment(GIVEN))
     assert read_responses(replace(batch, valid=torch.zeros_like(batch.valid))) is None
     found = responses_of(fragment(GIVEN), gap=True)
@@ -110,7 +110,7 @@ def test_a_grid_has_gaps_and_turns_end_where_the_next_sampled_token_is_not_the_n
     assert torch.equal(grid.gather(grid.spread(numbers)), numbers)
 
 
-def test_behind_a_row_its_last_token_is_read_too() -> None:
+def test_the_last_token_of_a_row_is_read_too() -> None:
     found = read()
     parts = list(found.behind(np.array([0, 1]), 9))
     assert [part.index.tolist() for part in parts] == [[1], [0]]
@@ -185,7 +185,7 @@ def test_the_penalties_of_a_token() -> None:
     assert score.tolist() == [1.0, -1.25]
 
 
-def test_a_response_is_held_against_the_others_of_its_group() -> None:
+def test_a_response_is_compared_with_the_others_of_its_group() -> None:
     sampled = torch.ones((2, 4), dtype=torch.bool)
     reward = torch.tensor([[0.0, 0.0, 0.0, 0.0], [1.0, 3.0, 7.0, 5.0]])
     group = torch.tensor([0, 0, 1, 1])
@@ -199,7 +199,7 @@ def test_a_response_is_held_against_the_others_of_its_group() -> None:
 
 @pytest.mark.parametrize("beta", [0.05, 0.005, 0.001, 0.0])
 @pytest.mark.parametrize("by_deviation", [True, False])
-def test_a_group_of_equal_scores_moves_the_policy_by_beta_alone(beta: float, by_deviation: bool) -> None:
+def test_with_equal_scores_only_the_kl_term_moves_the_policy(beta: float, by_deviation: bool) -> None:
     log_ratio = torch.tensor([[-0.02, -0.27, -0.01, 0.13], [0.4, 0.1, 0.0, -0.3]])
     sampled = torch.tensor([[True] * 4, [True, True, False, True]])
     score = torch.tensor([[0.0] * 4, [1.0] * 4]).where(sampled, 0.0)
@@ -214,7 +214,7 @@ def test_a_group_of_equal_scores_moves_the_policy_by_beta_alone(beta: float, by_
 
 
 @pytest.mark.parametrize("by_deviation", [True, False])
-def test_a_response_without_a_group_keeps_its_signal(by_deviation: bool) -> None:
+def test_a_response_without_a_group_is_compared_with_the_batch(by_deviation: bool) -> None:
     sampled = torch.ones((1, 3), dtype=torch.bool)
     reward = torch.tensor([[1.0, 0.0, 0.0]])
     group = torch.tensor([0, 1, 1])
@@ -233,7 +233,7 @@ def test_the_baseline_of_a_response_is_the_mean_of_the_others() -> None:
     assert leave_one_out(reward[:, :1], sampled[:, :1], discount=1.0).tolist() == [[3.0], [2.0]]
 
 
-def test_whitening_deletes_no_single_response_and_blows_nothing_up() -> None:
+def test_whitening_keeps_a_single_response_and_equal_advantages_finite() -> None:
     one = torch.tensor([0.3, 0.3, 0.3])
     assert torch.equal(whitened(one, 1), one)
     many = whitened(torch.tensor([1.0, 2.0, 3.0, 6.0]), 2)
@@ -326,7 +326,7 @@ def test_an_update_is_that_of_a_plain_implementation(behaviour: int) -> None:
     assert torch.allclose(flat(algorithm), expected, atol=2e-5)
 
 
-def test_the_difference_of_what_generates_is_told_of_the_learners_own_weights_alone() -> None:
+def test_the_engines_difference_is_reported_for_the_learners_own_weights_only() -> None:
     policy = SmallTokenPolicy()
     given = responses(policy)
     exact = make(SmallTokenPolicy()).update(batch_of(fragment(given)), progress=0.0).metrics
@@ -340,7 +340,7 @@ def test_the_difference_of_what_generates_is_told_of_the_learners_own_weights_al
     assert "engine_difference" not in algorithm.update(batch_of(fragment(given)), progress=0.0).metrics
 
 
-def test_padding_and_the_order_of_the_batch_are_nothing() -> None:
+def test_padding_and_order_of_the_batch_do_not_matter() -> None:
     given = responses(SmallTokenPolicy(7))
     one, padded, other = (make(**SMOOTH) for _ in range(3))
     reordered = batch_of(fragment(given[5:]), fragment(given[4::-1]))
@@ -383,7 +383,7 @@ class Counted(SmallTokenPolicy):
 
 
 @pytest.mark.parametrize("advantage", ["gae", "group"])
-def test_one_pass_serves_an_update_of_one_step(advantage: str) -> None:
+def test_a_one_step_update_needs_one_forward_pass(advantage: str) -> None:
     given = [replace(one, score=index % 3) for index, one in enumerate(responses(SmallTokenPolicy(7)))]
     batch, places = batch_of(fragment(given)), 9 * len(given) // 2 + 9
     once, twice, cut = (Counted() for _ in range(3))
@@ -397,14 +397,14 @@ def test_one_pass_serves_an_update_of_one_step(advantage: str) -> None:
     assert twice.asked == 3
 
 
-def test_without_a_penalty_nothing_asks_the_reference() -> None:
+def test_without_a_penalty_the_reference_is_not_computed() -> None:
     free, held = Counted(), Counted()
     assert "kl_reference" not in make(free, kl_coefficient=0.0).update(stale(), progress=0.0).metrics
     assert "kl_reference" in make(held, kl_coefficient=0.01).update(stale(), progress=0.0).metrics
     assert (free.compared, held.compared) == (0, 1)
 
 
-def test_what_is_between_sampled_tokens_is_read_and_not_trained() -> None:
+def test_tokens_between_sampled_ones_are_read_and_not_trained() -> None:
     one = Response((2, 3), (4, 5, 6, 7), (-1.0, -1.0, -1.0, -1.0), 0.5, True)
     responses = responses_of(fragment([one]), gap=True)
     section = TokenPPOSection(
@@ -419,7 +419,7 @@ def test_what_is_between_sampled_tokens_is_read_and_not_trained() -> None:
     assert responses.action.tolist() == [4, 6, 7]
 
 
-def test_columns_that_are_no_whole_response_are_left_out() -> None:
+def test_columns_without_a_whole_response_are_left_out() -> None:
     batch = batch_of(fragment(responses()))
     truncated, terminated = batch.truncated.clone(), batch.terminated.clone()
     truncated[:, 0] = terminated[:, 0] = False
@@ -433,7 +433,7 @@ def test_columns_that_are_no_whole_response_are_left_out() -> None:
     assert (update.applied, update.reason) == (False, "empty")
 
 
-def test_a_column_that_was_cut_is_worth_what_its_critic_sees_behind_it() -> None:
+def test_a_cut_column_is_bootstrapped_with_the_value_after_it() -> None:
     policy = SmallTokenPolicy()
     cut = replace(responses(policy, count=1)[0], finished=False)
     found = responses_of(fragment([cut]))
@@ -463,7 +463,9 @@ def test_a_column_that_was_cut_is_worth_what_its_critic_sees_behind_it() -> None
         ({"eos_penalty": 0.1, "bootstrap_truncated": True}, "with bootstrap_truncated it goes on"),
     ],
 )
-def test_what_needs_a_critic_or_an_end_is_refused_without(section: dict[str, Any], message: str) -> None:
+def test_settings_that_need_a_critic_or_an_end_are_refused_without(
+    section: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         TokenPPOSection(**section)
 
@@ -491,7 +493,7 @@ def test_the_coefficient_follows_the_divergence() -> None:
         assert told[1]["kl_coefficient"] == pytest.approx(0.1 * expected)
 
 
-def test_what_it_found_is_how_far_it_is_from_the_reference() -> None:
+def test_findings_report_the_divergence_from_the_reference() -> None:
     policy = SmallTokenPolicy()
     move(policy)
     algorithm = make(policy)
@@ -538,7 +540,7 @@ def advantages(policy: np.ndarray, beta: float, value: float, advantage: Kind, *
 @pytest.mark.parametrize("whiten", [True, False])
 @pytest.mark.parametrize("advantage", ["gae", "group", "reinforce"])
 @pytest.mark.parametrize("beta", [0.1, 0.5, 1.0])
-def test_nothing_pulls_away_from_the_best_policy(beta: float, advantage: Kind, whiten: bool) -> None:
+def test_advantages_are_zero_at_the_best_policy(beta: float, advantage: Kind, whiten: bool) -> None:
     unit = float(REWARDS.std()) if advantage == "group" and whiten else 1.0
     gain = REWARDS / unit / beta
     normaliser = float(REFERENCE @ np.exp(gain))

@@ -67,7 +67,7 @@ def scalars(run_dir: Path, name: str) -> list[tuple[int, float]]:
     return [(event.step, event.value) for event in reader.Scalars(name)]
 
 
-def test_a_line_that_a_tracker_does_not_take_is_counted_and_the_next_is_offered() -> None:
+def test_a_line_refused_by_a_tracker_is_counted_and_the_next_is_offered() -> None:
     bad, good, before = Kept(bad_steps=(128,)), Kept(), failures("wandb")
     tracking = Tracking({"wandb": lambda: bad, "tensorboard": lambda: good})
     for row in ROWS:
@@ -81,7 +81,7 @@ def test_a_line_that_a_tracker_does_not_take_is_counted_and_the_next_is_offered(
     assert failures("wandb") - before == 1
 
 
-def test_a_tracker_that_hangs_holds_up_no_update() -> None:
+def test_a_hung_tracker_delays_no_update() -> None:
     gate, before = threading.Event(), failures("wandb")
     hanging = Kept(gate=gate)
     tracking = Tracking({"wandb": lambda: hanging})
@@ -95,7 +95,7 @@ def test_a_tracker_that_hangs_holds_up_no_update() -> None:
     assert hanging.closed.is_set()
 
 
-def test_a_tracker_that_cannot_be_opened_costs_its_lines_only(tmp_path: Path) -> None:
+def test_a_tracker_that_cannot_be_opened_loses_only_its_lines(tmp_path: Path) -> None:
     (tmp_path / "tensorboard").write_text("in the way")
     before = failures("tensorboard")
     tracking = tracking_of(tmp_path, "tensorboard")
@@ -108,7 +108,7 @@ def test_a_tracker_that_cannot_be_opened_costs_its_lines_only(tmp_path: Path) ->
     assert (tmp_path / "learner.json").exists()
 
 
-def test_tensorboard_reads_back_what_was_written(tmp_path: Path) -> None:
+def test_tensorboard_reads_the_written_values(tmp_path: Path) -> None:
     first = tracking_of(tmp_path, "tensorboard")
     for row in ROWS:
         first.offer(row)
@@ -120,7 +120,7 @@ def test_tensorboard_reads_back_what_was_written(tmp_path: Path) -> None:
     assert scalars(tmp_path, "mean_return") == [(64, 1.0), (160, 7.0)]
 
 
-def test_wandb_reads_back_what_was_written_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wandb_reads_the_values_written_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")
     from tests.support.run.wandb_file import history
 
@@ -142,7 +142,7 @@ def test_wandb_reads_back_what_was_written_offline(tmp_path: Path, monkeypatch: 
     assert not any(b"secret" in content for content in written)
 
 
-def test_the_configuration_leaves_without_secrets_and_addresses() -> None:
+def test_trackers_get_the_configuration_without_secrets_and_addresses() -> None:
     content = configuration(Settings())
     assert "security" not in content
     assert "redis" not in content["broker"]

@@ -144,13 +144,13 @@ def test_a_real_drop_is_found_at_every_share(part: float, drop: float, most: int
     assert len(caught) >= 19, [state.explain() for state in found]
 
 
-def test_few_clients_are_told_apart_by_their_means() -> None:
+def test_few_clients_are_distinguished_by_their_means() -> None:
     robots = Population(clients=40, drop=1.0)
     found = [judged(BOUNDS, robots, 0.5, seed) for seed in range(20)]
     assert sum(state.cause is Cause.LOWER_RETURN for state in found) >= 19
 
 
-def test_a_canary_that_is_better_is_called_so_and_judged_on() -> None:
+def test_a_better_canary_is_called_better_and_the_trial_continues() -> None:
     better = judged(BOUNDS, Population(clients=300, drop=-2.0), 0.5, 3, levels=1)
     assert (better.verdict, better.cause) == (Verdict.BETTER, Cause.HIGHER_RETURN)
     assert better.explain().startswith("better for higher_return after ")
@@ -183,18 +183,18 @@ def test_a_drop_in_thumbs_is_found() -> None:
 
 
 @pytest.mark.promise("canary-chat-judged-thumbs")
-def test_a_canary_that_people_rate_more_often_is_not_called_better() -> None:
+def test_more_ratings_alone_do_not_make_a_canary_better() -> None:
     found = [opinions(seed, (0.4, 0.8)) for seed in range(20)]
     assert sum(state.verdict is Verdict.BETTER for state in found) <= 2
     assert sum(state.cause is Cause.RATING_RATE for state in found) >= 15
 
 
-def test_rates_that_are_alike_are_seldom_told_apart() -> None:
+def test_rates_that_are_alike_are_seldom_distinguished() -> None:
     differ = sum(opinions(seed, (0.5, 0.5), 300).rates_differ for seed in range(60))
     assert differ / 60 <= 0.1 + 2.33 * (0.1 * 0.9 / 60) ** 0.5
 
 
-def test_a_trial_of_an_earlier_release_goes_on() -> None:
+def test_a_trial_of_an_earlier_release_continues() -> None:
     state = opinions(0, (0.5, 0.5), 50)
     fields = json.loads(to_json(state))
     for level in fields["levels"]:
@@ -205,7 +205,7 @@ def test_a_trial_of_an_earlier_release_goes_on() -> None:
     assert found.levels[0].rated_more.value == 1.0
 
 
-def test_returns_that_are_nonsense_neither_withdraw_nor_blind() -> None:
+def test_absurd_returns_neither_withdraw_a_canary_nor_hide_a_drop() -> None:
     draw = random.Random(5)
     state = TrialState()
     for number in range(400):
@@ -218,14 +218,14 @@ def test_returns_that_are_nonsense_neither_withdraw_nor_blind() -> None:
     assert state.cause is Cause.LOWER_RETURN
 
 
-def test_the_first_clients_are_a_reference_and_no_bet() -> None:
+def test_the_first_clients_are_only_a_reference() -> None:
     state = after(*[earned(float(number), canary=number % 2 == 0) for number in range(BURN_IN)])
     assert state.levels[0].lower.value == 1.0
     assert not state.compares_returns
     assert observe(state, BOUNDS, earned(3.0)).compares_returns
 
 
-def test_arms_that_are_alike_are_undecided_at_the_horizon_and_judged_on() -> None:
+def test_equal_arms_are_undecided_at_the_horizon_and_the_trial_continues() -> None:
     alike = [earned(1.0, canary=number % 2 == 0) for number in range(2 * BOUNDS.horizon)]
     state = after(*alike)
     assert (state.verdict, state.cause) == (Verdict.UNDECIDED, Cause.HORIZON)
@@ -257,7 +257,7 @@ def test_slow_answers_withdraw_however_late(slower: float, most: int) -> None:
         assert windows <= most
 
 
-def test_a_machine_that_stumbles_withdraws_no_canary() -> None:
+def test_a_slow_machine_withdraws_no_canary() -> None:
     withdrawn = 0
     for seed in range(40):
         draw = random.Random(seed)
@@ -269,7 +269,7 @@ def test_a_machine_that_stumbles_withdraws_no_canary() -> None:
     assert withdrawn / 40 <= 0.05 + 2.33 * (0.05 * 0.95 / 40) ** 0.5
 
 
-def test_the_parts_of_the_false_alarm_rate_are_all_of_it() -> None:
+def test_the_parts_of_the_false_alarm_rate_add_up_to_it() -> None:
     assert sum(SHARES.values()) == pytest.approx(1.0)
     state = TrialState()
     for cause, share in SHARES.items():
@@ -277,7 +277,7 @@ def test_the_parts_of_the_false_alarm_rate_are_all_of_it() -> None:
         assert state.progress(cause, 0.05) == pytest.approx(share * 0.05 / levels)
 
 
-def test_the_state_survives_a_store() -> None:
+def test_the_state_is_read_back_from_a_store() -> None:
     draw = random.Random(2)
     seen: list[Seen] = [
         earned(draw.gauss(0, 1), canary=number % 3 == 0, level=number % 2) for number in range(100)
@@ -350,7 +350,7 @@ def judge(registry: Registry, *seen: Seen) -> TrialState:
 
 
 @pytest.mark.promise("several-servers-restarts-make")
-def test_two_servers_make_one_judgement(servers: tuple[Registry, Registry]) -> None:
+def test_two_servers_reach_one_judgement(servers: tuple[Registry, Registry]) -> None:
     for number in range(60):
         state = judge(servers[number % 2], client(number, drop=5.0))
         if state.verdict is Verdict.WITHDRAW:
@@ -421,7 +421,7 @@ def test_clients_beyond_the_bound_are_not_compared(
     assert state.verdict is Verdict.WITHDRAW
 
 
-def test_a_state_of_another_program_begins_anew(
+def test_a_state_of_another_program_version_starts_again(
     servers: tuple[Registry, Registry], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unreadable(_text: str) -> TrialState:
@@ -458,7 +458,7 @@ def by_equation(gains: list[float]) -> float:
     return started / len(BETS) + 1 / (count + 1)
 
 
-def test_the_code_computes_what_the_equation_says() -> None:
+def test_the_code_computes_the_equation() -> None:
     gains = [0.5, -1.0, 0.25, 200.0, -0.1, 0.0, 1.0]
     for count in range(len(gains) + 1):
         assert math.isclose(
@@ -468,7 +468,7 @@ def test_the_code_computes_what_the_equation_says() -> None:
 
 @pytest.mark.promise("canary-equals-active-version")
 @pytest.mark.parametrize(("win", "chance"), [(1.0, 0.5), (9.0, 0.1), (1 / 9, 0.9)])
-def test_fair_bets_leave_its_mean_at_one_and_make_it_rarely_large(win: float, chance: float) -> None:
+def test_fair_bets_keep_the_mean_capital_at_one_and_rarely_large(win: float, chance: float) -> None:
     mean, largest = 0.0, {2.0: 0.0, 5.0: 0.0, 20.0: 0.0}
     for sequence in itertools.product((True, False), repeat=10):
         probability = math.prod(chance if won else 1 - chance for won in sequence)
@@ -484,7 +484,7 @@ def test_fair_bets_leave_its_mean_at_one_and_make_it_rarely_large(win: float, ch
     assert all(share <= 1 / level for level, share in largest.items())
 
 
-def test_it_finds_what_goes_wrong_after_a_long_time() -> None:
+def test_a_late_drop_is_found() -> None:
     tired, fresh = NONE, NONE
     for _ in range(100_000):
         tired = tired.bet(-0.5)
@@ -497,7 +497,7 @@ def test_it_finds_what_goes_wrong_after_a_long_time() -> None:
     assert needed["tired"] < needed["fresh"] + 50
 
 
-def test_no_gain_makes_it_infinite_and_no_loss_is_below_the_stake() -> None:
+def test_evidence_stays_finite_and_a_loss_beyond_the_stake_is_refused() -> None:
     assert math.isfinite(reduce(Evidence.bet, [1e200] * 5, NONE).value)
     for gain in (-1.01, math.nan):
         with pytest.raises(ValueError, match="gain="):
@@ -528,7 +528,7 @@ def test_clients_are_spread_evenly(keys: list[str], experiment: str) -> None:
     assert chi_square(keys, experiment) < 149
 
 
-def test_experiments_deal_independently() -> None:
+def test_experiments_assign_clients_independently() -> None:
     both = sum(position(key, "one") < 0.5 and position(key, "two") < 0.5 for key in KEYS)
     assert 0.25 == pytest.approx(both / len(KEYS), abs=0.0125)  # 4 deviations
 
@@ -559,7 +559,7 @@ def test_a_share_that_grows_moves_no_client_off_its_arm() -> None:
             assert was is is_now or (was, is_now) == (Arm.ACTIVE, Arm.CANARY)
 
 
-def test_an_arm_without_a_version_is_answered_by_the_next() -> None:
+def test_the_next_arm_answers_for_an_arm_without_a_version() -> None:
     assert Route(arm=Arm.CANARY, version=7) == follow(ARMS, Arm.CANARY)
     assert Route(arm=Arm.ACTIVE, version=5) == follow(replace(ARMS, canary=None), Arm.CANARY)
     assert Route(arm=Arm.LATEST, version=None) == follow(replace(ARMS, canary=None, active=None), Arm.CANARY)

@@ -89,7 +89,7 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, algorithms
         monkeypatch.delitem(sys.modules, module, raising=False)
 
 
-def test_the_section_of_a_workload_is_read_and_written_like_one_of_the_core(
+def test_a_workloads_section_is_read_and_written_like_the_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(tmp_path, monkeypatch, "outside", {"mine": "outside_sections:Section"})
@@ -112,7 +112,7 @@ def test_the_section_of_a_workload_is_read_and_written_like_one_of_the_core(
         ("outside_failing:Section", "importing it raised ZeroDivisionError"),
     ],
 )
-def test_a_section_that_cannot_be_used_is_refused_by_name(
+def test_an_unusable_section_is_refused_with_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, message: str
 ) -> None:
     install(tmp_path, monkeypatch, "outside", {"mine": path})
@@ -142,7 +142,7 @@ def test_a_module_that_moved_below_penstock_is_named_with_its_new_name() -> None
         workload.load("workloads.goals.live_host:target")
 
 
-def test_the_workload_of_a_run_that_names_none_is_the_one_that_claims_it(
+def test_a_run_without_a_workload_gets_the_one_that_claims_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert record_of(Settings().workload).default is True
@@ -189,7 +189,7 @@ def test_a_redis_url_is_shown_without_its_password(url: str, shown: str, passwor
 @pytest.mark.parametrize(
     "url", ["redis://u:p%40x@h:1/2", "redis://h?password=x", "unix://u:p@/run/r.sock?db=3", "rediss://:p@h"]
 )
-def test_the_two_parts_connect_as_the_whole_did(url: str) -> None:
+def test_an_address_and_its_password_connect_like_the_whole_url(url: str) -> None:
     shown, password = split_password(url)
     parsed = {**redis.connection.parse_url(shown), "password": password}  # type: ignore[no-untyped-call]
     assert parsed == dict(redis.connection.parse_url(url))  # type: ignore[no-untyped-call]
@@ -218,7 +218,7 @@ def refused(folder: Path, settings: Settings) -> bool:
     return False
 
 
-def test_what_was_made_here_is_ones_own(state: Path, tmp_path: Path) -> None:
+def test_a_folder_made_here_is_trusted(state: Path, tmp_path: Path) -> None:
     folder = made(tmp_path / "run", load([WITH_MODULE]))
     assert not refused(folder, load([WITH_MODULE]))
     key = state / "penstock" / "seal.key"
@@ -227,7 +227,7 @@ def test_what_was_made_here_is_ones_own(state: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("folder-made-here-module")
-def test_other_modules_places_and_users_are_foreign(
+def test_a_run_with_other_modules_folder_or_user_is_foreign(
     state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = load([WITH_MODULE])
@@ -250,13 +250,13 @@ def test_other_modules_places_and_users_are_foreign(
     assert refused(folder, settings)
 
 
-def test_what_the_user_allows_is_not_asked_for(state: Path, tmp_path: Path) -> None:
+def test_allowed_modules_and_places_need_no_trust(state: Path, tmp_path: Path) -> None:
     check_own(tmp_path, load([WITH_MODULE]), ("mine", "other"))
     with pytest.raises(ConfigurationError, match=r"to be imported: mine; say --trust"):
         check_own(tmp_path, load([WITH_MODULE]), ("other",))
 
 
-def test_where_no_key_can_be_kept_the_folder_is_said_to_ask(
+def test_without_a_key_file_the_folder_is_reported_as_untrusted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").touch()
@@ -267,7 +267,7 @@ def test_where_no_key_can_be_kept_the_folder_is_said_to_ask(
     assert refused(folder, load([WITH_MODULE]))
 
 
-def test_the_modules_are_those_that_any_setting_has_imported() -> None:
+def test_the_modules_are_those_imported_by_any_setting() -> None:
     said = {
         "environment": {"id": "a:X-v0", "reward": [{"shape": "b:phi"}]},
         "policy": {"network": "c:Net"},
@@ -313,7 +313,7 @@ def test_an_assignment_is_toml_or_a_string(text: str, expected: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("text", ["seed", "=3", ""])
-def test_an_assignment_without_key_or_value_is_told_the_form(text: str) -> None:
+def test_an_assignment_without_key_or_value_shows_the_form(text: str) -> None:
     with pytest.raises(ConfigurationError, match=r"write section\.key=value"):
         parse_assignment(text)
 
@@ -355,12 +355,12 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("layer", "message"), MISTAKES.values(), ids=MISTAKES.keys())
-def test_a_mistake_is_named_with_key_value_and_what_is_allowed(layer: dict[str, Any], message: str) -> None:
+def test_a_mistake_is_named_with_key_value_and_allowed_values(layer: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         load([layer])
 
 
-def test_every_mistake_is_told_at_once() -> None:
+def test_all_mistakes_are_reported_at_once() -> None:
     with pytest.raises(ConfigurationError) as caught:
         load([{"algorithm": {"epochs": 0, "epoch": 1}, "seed": -1}])
     assert len(str(caught.value).splitlines()) == 3
@@ -402,7 +402,7 @@ def test_advanced_settings_are_shown_on_request_or_where_they_are_set() -> None:
     assert len(advanced) - sum(advanced) <= 112, "few are shown by default"
 
 
-def test_the_name_chooses_the_section_wherever_it_is_said() -> None:
+def test_the_algorithms_name_in_any_layer_chooses_the_section() -> None:
     assert isinstance(load([{"algorithm": {"batch_steps": 5}}]).algorithm, PPOSection)
     layers = [
         {"algorithm": {"batch_steps": 5}},
@@ -470,7 +470,7 @@ def test_a_place_that_is_missing_is_named_with_the_remedy() -> None:
         placed("policy.kwargs", {"model": "/theirs"}, KEYS, {})
 
 
-def test_a_specification_says_which_places_there_are_and_none_of_them() -> None:
+def test_a_specification_names_the_kinds_of_paths_but_no_path() -> None:
     own = {"model": "/mine", "prompts": "", "group": 4, "feedback": "postgresql://ann@db/x"}
     told = without_places(own, KEYS, ("feedback",))
     assert told == {"model": True, "prompts": "", "group": 4}
@@ -487,7 +487,7 @@ def test_a_specification_says_which_places_there_are_and_none_of_them() -> None:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("before", ["?", "?a=1&", "?a=1;", "#", "?a=1#b=2&"])
-def test_a_secret_of_the_query_or_fragment_is_found_by_its_name(name: str, before: str) -> None:
+def test_a_secret_in_query_or_fragment_is_found_by_its_name(name: str, before: str) -> None:
     found = secret_in(f"http://h/score{before}{name}=s3cret")
     assert found is not None
     assert found.startswith(repr(name))
@@ -512,7 +512,7 @@ def test_a_word_of_a_command_line_with_a_secret_is_refused(scheme: str, before: 
         ("https://h/score?token=s3cret", "security.http_headers_file=FILE"),
     ],
 )
-def test_the_remedy_is_that_of_the_scheme(url: str, told: str) -> None:
+def test_the_remedy_depends_on_the_url_scheme(url: str, told: str) -> None:
     with pytest.raises(ConfigurationError, match=told) as caught:
         check_words([url])
     assert "s3cret" not in str(caught.value)

@@ -82,7 +82,7 @@ def by_torch(name: str, params: Tensor, action: Tensor) -> tuple[Tensor, dict[st
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_drawn_actions_have_the_log_probability_that_torch_gives(name: str) -> None:
+def test_sampled_actions_have_the_log_probability_of_torch(name: str) -> None:
     head = HEADS[name]()
     params = parameters(head)
     action, drawn = head.draw(params.numpy(), np.random.default_rng(0))
@@ -109,7 +109,7 @@ def test_entropy_is_the_mean_of_minus_log_probability(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_mode_is_more_likely_than_what_is_drawn(name: str) -> None:
+def test_the_mode_is_more_likely_than_a_sample(name: str) -> None:
     head = HEADS[name]()
     params = parameters(head)
     action, log_prob = head.mode(params.numpy())
@@ -150,13 +150,13 @@ def test_an_action_that_cannot_be_drawn_is_refused(name: str, action: Any, said:
 
 
 @pytest.mark.parametrize("name", [name for name in HEADS if "categorical" not in name])
-def test_only_choices_take_a_mask(name: str) -> None:
+def test_only_discrete_actions_take_a_mask(name: str) -> None:
     head = HEADS[name]()
     with pytest.raises(ValueError, match="only a choice of one of n takes an action mask"):
         head.masked(parameters(head).numpy(), np.ones((ROWS, head.size), bool))
 
 
-def test_categorical_draws_follow_their_probabilities() -> None:
+def test_categorical_samples_follow_their_probabilities() -> None:
     head = Categorical("action", Discrete(3))
     logits = np.log(np.array([[0.2, 0.5, 0.3]], np.float32)).repeat(100_000, 0)
     action, _ = head.draw(logits, np.random.default_rng(0))
@@ -164,7 +164,7 @@ def test_categorical_draws_follow_their_probabilities() -> None:
 
 
 @pytest.mark.parametrize("forbidden", [[], [0, 3]])
-def test_a_single_row_is_drawn_as_one_of_many(forbidden: list[int]) -> None:
+def test_a_single_row_is_sampled_like_one_of_many(forbidden: list[int]) -> None:
     head, logits = Categorical("action", Discrete(5)), np.random.default_rng(1).normal(size=(300, 5)) * 4
     logits[:, forbidden] = -np.inf
     expected = torch.log_softmax(torch.from_numpy(logits), -1).numpy()
@@ -176,7 +176,7 @@ def test_a_single_row_is_drawn_as_one_of_many(forbidden: list[int]) -> None:
         np.testing.assert_allclose(log_prob, expected[seed, drawn], atol=1e-6)
 
 
-def test_environment_gets_actions_within_bounds() -> None:
+def test_the_environment_gets_actions_within_bounds() -> None:
     assert Categorical("action", Discrete(3, 5)).to_environment(np.array([0, 2])).tolist() == [5, 7]
     far = np.array([[-9.0, 0.0, 9.0]], np.float32)
     assert Gaussian("action", WIDE, 0.0).to_environment(far).tolist() == [[-2.0, 0.0, 6.0]]
@@ -212,7 +212,7 @@ def q_policy(**section: Any) -> Policy:
     return build(box(4), Discrete(3), wanted, 0)
 
 
-def test_draws_are_epsilon_greedy_and_say_how_likely_they_were() -> None:
+def test_epsilon_greedy_actions_come_with_their_probability() -> None:
     made = head(0.4)
     action, log_prob = made.draw(VALUES.repeat(50_000, 0), np.random.default_rng(0))
     expected = np.array([0.1, 0.7, 0.1, 0.1])
@@ -225,7 +225,7 @@ def test_draws_are_epsilon_greedy_and_say_how_likely_they_were() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.5, 4.0])
-def test_a_softmax_draws_by_how_much_better_an_action_is(temperature: float) -> None:
+def test_softmax_sampling_follows_the_action_values(temperature: float) -> None:
     made = EpsilonGreedy("action", Discrete(4))
     made.explore({"epsilon": 1.0, "temperature": temperature}, ExplorationSlots())
     weights = np.exp((VALUES[0] - 5.0) / temperature)
@@ -255,7 +255,7 @@ def test_each_environment_of_the_run_explores_as_in_ape_x() -> None:
     np.testing.assert_allclose(log_prob, 0.0, atol=1e-6)
 
 
-def test_what_is_masked_is_never_drawn() -> None:
+def test_masked_actions_are_never_drawn() -> None:
     made = head(0.5)
     allowed = np.array([[True, False, True, True]])
     masked = made.masked(VALUES, allowed).repeat(30_000, 0)
@@ -265,7 +265,7 @@ def test_what_is_masked_is_never_drawn() -> None:
     np.testing.assert_allclose(np.exp(log_prob), expected[action], atol=1e-6)
 
 
-def test_the_probe_sees_every_value_whatever_epsilon_is() -> None:
+def test_the_probe_depends_on_every_value_at_any_epsilon() -> None:
     policy = q_policy()
     observation = {"observation": np.random.default_rng(0).normal(size=(4, 4)).astype(np.float32)}
     action = policy.act(observation, deterministic=True).action
@@ -428,7 +428,7 @@ SPACES: dict[str, tuple[Space, Space]] = {
 
 
 @pytest.mark.parametrize(("single", "expected"), SPACES.values(), ids=SPACES)
-def test_what_the_network_reads_of_a_stack(single: Space, expected: Space) -> None:
+def test_the_network_reads_a_stack_as_documented(single: Space, expected: Space) -> None:
     frames = FrameStack(single, 3)
     assert frames.space == expected
     row = {path: np.zeros((2, *leaf.shape), leaf.dtype) for path, leaf in leaves(single, "observation")}
@@ -457,7 +457,7 @@ def test_a_stack_that_hides_its_channels_is_refused() -> None:
         FrameStack(image(10, 10, 4), 4)
 
 
-def test_a_frame_travels_once() -> None:
+def test_a_frame_is_sent_once() -> None:
     depth, steps, slots = 4, 32, 8
     single, pictures = (fragment_schema(image(*shape), Discrete(2)) for shape in ((84, 84), (84, 84, depth)))
     policy_state = Dict(FrameStack(image(84, 84), depth).state)

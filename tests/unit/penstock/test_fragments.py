@@ -166,7 +166,7 @@ def test_a_dtype_that_the_wire_does_not_know_cannot_be_sent() -> None:
 
 
 @pytest.mark.promise("table-reads-outside-payload")
-def test_a_frame_that_decodes_to_more_than_it_says_is_refused_before_it_is_decoded() -> None:
+def test_a_frame_larger_than_declared_is_refused_before_decoding() -> None:
     arrays = arrays_of(SCHEMA, 5, 3) | {"reward": np.zeros(2**20, np.float32)}
     fragment = build(header_of(SCHEMA, 5, 3), arrays, ("reward",))
     lying = change_entry(fragment, "reward", shape=(5, 3), raw_size=60)
@@ -242,13 +242,13 @@ def test_a_dtype_outside_the_list_is_refused_with_the_list(dtype: str) -> None:
 @pytest.mark.parametrize(
     "shape", [(1,) * (MAX_RANK + 1), (-1,), (-1, -1), (MAX_MESSAGE_BYTES + 1,), (2**40, 2**40), (2**62, 0)]
 )
-def test_a_shape_that_no_message_may_have_is_refused(shape: tuple[int, ...]) -> None:
+def test_a_forbidden_shape_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="x: "):
         check_shape("x", shape)
 
 
 @pytest.mark.parametrize(("data", "offset"), [(b"\0" * 7, 0), (b"\0" * 8, 1), (b"\0" * 8, -1), (b"", 0)])
-def test_bytes_that_do_not_reach_are_refused(data: bytes, offset: int) -> None:
+def test_too_few_bytes_are_refused(data: bytes, offset: int) -> None:
     with pytest.raises(ValueError, match=rf"x: 8 bytes at {offset} are needed, {len(data)} are there"):
         read_array("x", data, "float32", (2,), offset)
     with pytest.raises(ValueError, match="x: 9 bytes for 8 of content"):

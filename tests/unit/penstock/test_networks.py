@@ -39,7 +39,7 @@ def make(name: str, space: Space = PARTS, seed: int = 0, **section: Any) -> Poli
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_actor_and_critic_have_one_each_unless_they_share(shared: bool) -> None:
+def test_actor_and_critic_have_separate_networks_unless_shared(shared: bool) -> None:
     policy = make(f"{OWN}:Good", network_arguments={"scale": 2.0}, shared_trunk=shared)
     assert (policy.critic_body is None) == shared
     assert policy.actor_body.get_submodule("network").scale == 2.0
@@ -48,7 +48,7 @@ def test_actor_and_critic_have_one_each_unless_they_share(shared: bool) -> None:
     np.testing.assert_allclose(policy.log_prob(seen, acted.action), acted.log_prob, atol=2e-5)
 
 
-def test_equal_seeds_give_equal_weights_and_leave_global_state_alone() -> None:
+def test_equal_seeds_give_equal_weights_and_leave_global_random_state() -> None:
     torch.manual_seed(3)
     undisturbed = torch.rand(1)
     torch.manual_seed(3)
@@ -57,7 +57,7 @@ def test_equal_seeds_give_equal_weights_and_leave_global_state_alone() -> None:
     assert weights.encode(make(f"{OWN}:Good", seed=4)) != weights.encode(make(f"{OWN}:Good", seed=5))
 
 
-def test_it_is_published_and_probed_like_every_policy() -> None:
+def test_a_custom_network_is_published_and_probed_like_any_other() -> None:
     learner, replica, actor = (make(f"{OWN}:Good", seed=seed) for seed in (1, 2, 3))
     probe = make_probe(PARTS, replica, 0)
     quarantine = Quarantine(probe, replica, 1e-3)
@@ -68,7 +68,7 @@ def test_it_is_published_and_probed_like_every_policy() -> None:
     np.testing.assert_allclose(answer, learner.log_prob(probe.observation, probe.action), atol=1e-5)
 
 
-def test_the_reader_says_where_each_part_lies() -> None:
+def test_the_reader_gives_the_place_of_each_part() -> None:
     policy = make("", MIXED)
     seen = {path: torch.from_numpy(array) for path, array in observations(MIXED, 5).items()}
     vector = policy.read(seen).vector
@@ -114,7 +114,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_contract_is_refused_by_name(name: str) -> None:
+def test_a_network_that_breaks_its_contract_is_refused(name: str) -> None:
     with pytest.raises(ConfigurationError, match=rf"policy.network='{OWN}:{name}': .*{BROKEN[name]}"):
         make(f"{OWN}:{name}")
 
@@ -180,7 +180,7 @@ def test_a_forward_pass_moves_no_statistics_in_either_mode(training: bool) -> No
     assert all(torch.equal(tensor, before[name]) for name, tensor in layer.state_dict().items())
 
 
-def test_layers_are_measured_as_they_will_be_fed() -> None:
+def test_layers_are_measured_with_the_inputs_they_will_get() -> None:
     net = nn.Sequential(nn.Linear(4, 5), BatchNorm(5), nn.Tanh(), nn.Linear(5, 3), BatchNorm(3))
     given = rows(200, 4)
     before = net(given)
@@ -201,7 +201,7 @@ def test_layers_are_measured_as_they_will_be_fed() -> None:
         )
 
 
-def test_rows_that_are_alike_set_no_scale() -> None:
+def test_equal_rows_set_no_scale() -> None:
     first = nn.Linear(8, 8)
     net = nn.Sequential(
         first, *(part for _ in range(3) for part in (BatchNorm(8), nn.Tanh(), nn.Linear(8, 8)))
@@ -258,7 +258,7 @@ SIZES = [
 
 @pytest.mark.parametrize(("trunk", "shape", "width", "convolutions"), SIZES)
 @torch.no_grad()
-def test_every_trunk_reads_every_layout(
+def test_every_trunk_accepts_every_layout(
     trunk: str, shape: tuple[int, ...], width: int, convolutions: int
 ) -> None:
     encoder = ImageEncoder("observation", image(*shape), trunk)
@@ -272,7 +272,7 @@ def test_every_trunk_reads_every_layout(
         torch.testing.assert_close(channels_first(seen.permute(0, 3, 1, 2)), features)
 
 
-def test_the_number_of_parameters_is_that_of_the_papers() -> None:
+def test_parameter_counts_match_the_papers() -> None:
     nature = ImageEncoder("observation", image(84, 84, 4), "nature")
     assert sum(p.numel() for p in nature.parameters()) == (
         (4 * 64 + 1) * 32 + (32 * 16 + 1) * 64 + (64 * 9 + 1) * 64 + (64 * 49 + 1) * 512
@@ -285,7 +285,7 @@ def test_the_number_of_parameters_is_that_of_the_papers() -> None:
     assert sum(p.numel() for p in impala.parameters()) == sum(sections) + (32 * 9 * 12 + 1) * 256
 
 
-def test_a_residual_block_begins_as_the_identity() -> None:
+def test_a_residual_block_starts_as_the_identity() -> None:
     policy = build(image(10, 10), Discrete(2), PolicySection(image_trunk="impala"), 0)
     blocks = [module for module in policy.modules() if isinstance(module, ResidualBlock)]
     assert len(blocks) == 12
@@ -343,7 +343,7 @@ def made(kind: Any) -> tuple[Core, Tensor, dict[str, Tensor], Any]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("burn_in", [0, 2, 4])
-def test_all_sequences_at_once_are_cells_step_by_step(kind: str, burn_in: int) -> None:
+def test_all_sequences_at_once_equal_cells_step_by_step(kind: str, burn_in: int) -> None:
     core, features, state, starts = made(kind)
     found, after = core(features, unroll(starts, state, burn_in=burn_in, final_step=[2], final_slot=[0]))
     cell, now = cell_of(core), tuple(state.values())
@@ -360,7 +360,7 @@ def test_all_sequences_at_once_are_cells_step_by_step(kind: str, burn_in: int) -
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_gpu_gives_the_gradients_of_the_processor(kind: str) -> None:
+def test_gpu_gradients_equal_cpu_gradients(kind: str) -> None:
     gradients = []
     for device in ("cpu", "cuda"):
         core, features, state, starts = made(kind)
@@ -420,7 +420,7 @@ def values_by_hand(policy: Policy, batch: Batch) -> tuple[Tensor, list[Tensor]]:
 
 
 @torch.no_grad()
-def test_values_of_a_batch_are_those_of_a_hand_unrolled_critic() -> None:
+def test_values_of_a_batch_equal_a_hand_unrolled_critic() -> None:
     policy = remembering(recurrent="lstm")
     actor = Actor(policy, longest=5)
     batch = batch_of([actor.fragment(8), actor.fragment(8)])

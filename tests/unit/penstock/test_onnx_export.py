@@ -128,7 +128,7 @@ def parts(space: dict[str, Any]) -> list[tuple[int, int]]:
     return [(sum(sizes[:index]), size) for index, size in enumerate(sizes)]
 
 
-def test_exporting_leaves_the_policy_as_it_is() -> None:
+def test_exporting_leaves_the_policy_unchanged() -> None:
     policy = trained(*CASES["a vector and a choice"]).train()
     before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
     to_onnx(policy, {})

@@ -135,7 +135,7 @@ def test_an_empty_observation_is_refused_by_name(empty: Space, said: str) -> Non
 
 
 @pytest.mark.parametrize("leaf", [Discrete(10**12), MultiDiscrete((4, 2**31)), MultiBinary(2**20 + 1)])
-def test_more_codes_than_a_network_takes_are_refused_before_it_is_made(leaf: Space) -> None:
+def test_more_codes_than_a_network_takes_are_refused_before_making_it(leaf: Space) -> None:
     message = r"_space at '{}': .* codes, a network takes 1048576 at most; give it in several parts"
     with pytest.raises(ValueError, match=f"observation{message.format('observation/b')}"):
         build(Dict((("a", box(2)), ("b", leaf))), Discrete(2), PolicySection(), 0)
@@ -186,7 +186,7 @@ def test_the_chance_of_an_action_under_a_mask_is_that_of_its_draw() -> None:
         policy.chance(np.full_like(given, np.nan), acted.action)
 
 
-def test_acting_is_choosing_with_the_policys_own_generator() -> None:
+def test_acting_equals_choosing_with_the_policys_generator() -> None:
     policy = policy_of()
     policy.seed_actions(5)
     acted = policy.act(observed())
@@ -196,7 +196,7 @@ def test_acting_is_choosing_with_the_policys_own_generator() -> None:
     np.testing.assert_array_equal(chosen.log_prob, acted.log_prob)
 
 
-def test_a_mask_holds_for_its_leaf_alone() -> None:
+def test_a_mask_applies_only_to_its_leaf() -> None:
     policy = policy_of(Dict((("a", Discrete(4)), ("b", Discrete(3)))))
     outputs = policy.step(observed()).parameters
     masks = {"action/a": np.tile([True, False, True, False], (ROWS, 1))}
@@ -215,7 +215,7 @@ def test_a_mask_holds_for_its_leaf_alone() -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_values_are_the_critics(shared: bool) -> None:
+def test_values_come_from_the_critic(shared: bool) -> None:
     policy = policy_of(shared_trunk=shared, normalise_observations=True)
     values = policy.values(observed())
     tensors = {name: torch.from_numpy(array) for name, array in observed().items()}
@@ -225,7 +225,7 @@ def test_values_are_the_critics(shared: bool) -> None:
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
-def test_parameters_that_are_not_finite_choose_nothing(wrong: float) -> None:
+def test_non_finite_parameters_choose_nothing(wrong: float) -> None:
     policy = policy_of()
     outputs = policy.step(observed()).parameters.copy()
     outputs[3, 1] = wrong
@@ -239,7 +239,7 @@ def rows(count: int = 1000) -> torch.Tensor:
     return 1e6 + noise * torch.tensor([1e-2, 1.0, 1e3])
 
 
-def test_any_grouping_gives_the_statistics_of_all_rows() -> None:
+def test_statistics_do_not_depend_on_how_rows_are_grouped() -> None:
     data = rows()
     for sizes in ([1000], [1] * 1000, [7, 493, 500]):
         normaliser = Normaliser(3, 10.0)
@@ -270,7 +270,7 @@ def test_numpy_rounds_like_torch() -> None:
 
 
 @pytest.mark.promise("extreme-observation-space-permits")
-def test_one_extreme_row_does_not_blind_the_policy() -> None:
+def test_one_extreme_row_does_not_spoil_normalisation() -> None:
     normaliser = Normaliser(3, 10.0)
     normaliser.merge(normaliser.observe(rows()))
     before = normaliser.variance.clone()
@@ -281,7 +281,7 @@ def test_one_extreme_row_does_not_blind_the_policy() -> None:
     assert not normaliser.observe(torch.tensor([[torch.nan, torch.inf, 0.0]])).checksum().isfinite()
 
 
-def test_what_is_large_from_now_on_is_followed() -> None:
+def test_statistics_follow_a_lasting_change_of_scale() -> None:
     normaliser = Normaliser(1, 10.0)
     still = torch.zeros((100_000, 1), dtype=torch.float64)
     moving = 1e5 * torch.randn(2048, 1, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -332,7 +332,7 @@ def test_a_snapshot_does_not_follow_later_updates() -> None:
         (b"\x80\x04pickle!" * 4, "header of"),
     ],
 )
-def test_what_is_not_a_blob_is_refused(blob: bytes, message: str) -> None:
+def test_bytes_that_are_not_a_blob_are_refused(blob: bytes, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         weights.decode(blob)
 
@@ -353,7 +353,7 @@ def test_a_truncated_blob_is_refused() -> None:
         ({"weight": np.zeros((3, 2), np.float64)}, r"weights.weight.*float64.*does not fit"),
     ],
 )
-def test_a_blob_of_another_module_changes_nothing(change: dict[str, Any], message: str) -> None:
+def test_weights_of_another_module_change_nothing(change: dict[str, Any], message: str) -> None:
     module = nn.Linear(2, 3)
     before = weights.encode(module)
     changed = {name: one for name, one in (weights.snapshot(module) | change).items() if one is not None}
@@ -425,7 +425,7 @@ def test_it_acts_once_it_has_weights_on_codes_of_its_space() -> None:
         (box(4), {"frame_stack": 2}),
     ],
 )
-def test_torch_acts_for_other_networks(space: Space, section: dict[str, Any]) -> None:
+def test_other_networks_act_with_torch(space: Space, section: dict[str, Any]) -> None:
     acting = build_acting(space, Discrete(2), PolicySection(**section), 0)
     assert isinstance(acting, Policy)
     acting.load(weights.encode(build(space, Discrete(2), PolicySection(**section), 1)))

@@ -62,7 +62,7 @@ def test_off_it_is_an_empty_function_and_on_it_kills_at_the_hit_that_was_named()
         module._parse("update.before=explode")
 
 
-def test_the_phase_of_each_thread_outlives_the_process(tmp_path: Path) -> None:
+def test_the_phase_of_each_thread_can_be_read_after_its_death(tmp_path: Path) -> None:
     file = tmp_path / "phases"
     run("update.before=kill@3", file)
     phases = {phase.name: phase for phase in read_phases(file)}
@@ -105,7 +105,7 @@ def _as_before() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_as_before")
-def test_a_start_is_over_when_the_process_is_ready() -> None:
+def test_starting_ends_when_the_process_is_ready() -> None:
     health, usual = Health("broker"), (700, 10, 10)
     collect_seldom()
     health.set_ready(False, "waits for redis")
@@ -118,7 +118,7 @@ def test_a_start_is_over_when_the_process_is_ready() -> None:
 
 
 @pytest.mark.usefixtures("_as_before")
-def test_what_stays_is_looked_at_no_more() -> None:
+def test_long_lived_objects_are_excluded_from_collections() -> None:
     before = gc.get_freeze_count()
     try:
         leave_out_what_stays()
@@ -160,7 +160,7 @@ def _niceness() -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a niceness for each thread is Linux's")
-def test_work_gives_way_and_who_waits_for_it_does_not() -> None:
+def test_work_in_a_thread_has_lower_priority_than_its_caller() -> None:
     before = _niceness()
     assert giving_way(_niceness, 3) == min(before + 3, 19)
     assert _niceness() == before
@@ -179,7 +179,7 @@ def expiry() -> float | None:
     return None if found is None else float(found[1])
 
 
-def test_a_certificate_tells_when_it_runs_out_also_when_it_was_replaced(tmp_path: Path) -> None:
+def test_the_expiry_of_a_certificate_is_exported_also_after_its_replacement(tmp_path: Path) -> None:
     assert expiry() is None
     certificate = tmp_path / "broker.pem"
     metrics.watch_certificate(certificate)
@@ -223,7 +223,7 @@ def test_the_first_error_of_a_thread_ends_all() -> None:
     interrupted.check()
 
 
-def test_one_of_many_gets_to_write(tmp_path: Path) -> None:
+def test_of_concurrent_writers_one_writes(tmp_path: Path) -> None:
     file = tmp_path / "begun.json"
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(lambda number: write_once(file, b"%d" % number * 999, mode=0o600), range(8)))
@@ -275,7 +275,7 @@ def test_a_call_is_repeated_until_it_succeeds_or_it_is_given_up() -> None:
         tried(10**9, down, stop=stop, on_wait=lambda _error, _delay_s: stop.set(), delays=repeat(3600.0))
 
 
-async def test_the_asynchronous_twin_repeats_and_stops() -> None:
+async def test_the_asynchronous_retry_repeats_and_stops() -> None:
     calls, stop = {times: failing(times, OSError("down")) for times in (2, 10**9)}, asyncio.Event()
 
     async def tried(times: int, delay_s: float, **options: Any) -> str:
@@ -341,7 +341,7 @@ def test_a_line_of_json_has_role_run_and_every_field() -> None:
 
 
 @pytest.mark.usefixtures("root")
-def test_a_file_has_the_records_of_its_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_file_has_the_records_of_its_block(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "launcher.log"
     file.write_text("of before\n")
     with logs.at_end_of(file, "launcher", "cartpole-1", style="text"):

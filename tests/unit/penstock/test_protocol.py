@@ -73,7 +73,7 @@ def check_same(call: append.AppendCall, request: AppendRequest) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 127, 128, 16_383, 16_384, 2**21])
-def test_what_is_written_is_what_protobuf_writes(size: int) -> None:
+def test_the_bytes_are_those_that_protobuf_writes(size: int) -> None:
     given = (sent(1, size), sent(2, 3))
     written, expected = append.encode(7, 300, given), message(7, 300, *given).SerializeToString()
     assert len(written) == len(expected)
@@ -87,7 +87,7 @@ def test_what_is_written_is_what_protobuf_writes(size: int) -> None:
     more=st.lists(st.sampled_from([*UNKNOWN, b"\x08\x09", b"\x10\x80\x01"]), max_size=4),
     order=st.randoms(),
 )
-def test_fields_in_any_order_and_more_than_once_are_read_as_protobuf_reads_them(
+def test_fields_in_any_order_and_repeated_are_read_like_protobuf(
     sizes: list[int], more: list[bytes], order: random.Random
 ) -> None:
     pieces = [message(0, 0, sent(index, size)).SerializeToString() for index, size in enumerate(sizes)]
@@ -177,7 +177,7 @@ MANY_FIELDS.header.MergeFromString(b"\x98\x06\x01" * 10_000)
         (b"\x0d\x00", "cut off"),
     ],
 )
-def test_what_would_unfold_to_much_or_is_cut_off_is_unfit(data: bytes, why: str) -> None:
+def test_messages_that_expand_too_much_or_are_cut_off_are_unfit(data: bytes, why: str) -> None:
     with pytest.raises(Unfit, match=why):
         append.parse(data)
 
@@ -233,7 +233,7 @@ def test_what_is_sent_arrives_as_it_was(sent: object, arrived: object) -> None:
     assert arrived == sent
 
 
-def test_a_specification_survives_redis() -> None:
+def test_a_specification_is_read_back_from_redis() -> None:
     back = RunSpecification.decode(SPECIFICATION.encode())
     assert back.encode() == SPECIFICATION.encode()
     for field in fields(RunSpecification):
@@ -285,7 +285,7 @@ def test_too_many_rows_are_refused_before_they_are_read() -> None:
 
 
 @pytest.mark.parametrize("data", [b"\xff", b"\x0a\xffx", header_bytes(fragment_of().header)[:-1]])
-def test_bytes_that_are_no_header_are_a_value_error(data: bytes) -> None:
+def test_bytes_that_are_not_a_header_give_a_value_error(data: bytes) -> None:
     with pytest.raises(ValueError, match="header"):
         parse_header(data)
 
@@ -293,7 +293,7 @@ def test_bytes_that_are_no_header_are_a_value_error(data: bytes) -> None:
 @pytest.mark.parametrize(
     "value", ["", "-a", "a-", "A", "a_b", "a b", "ä", "a\n", "A" * 2**20, "a" * (MAX_ID_LENGTH + 1)]
 )
-def test_what_is_no_id_is_refused_with_field_value_and_remedy(value: str) -> None:
+def test_an_invalid_id_is_refused_with_field_value_and_remedy(value: str) -> None:
     with pytest.raises(ValueError, match=r"run=.* is not an id: use 1 to 64 of a-z, 0-9 and '-'") as told:
         check_id("run", value)
     assert len(str(told.value)) < 300
@@ -320,7 +320,7 @@ NEWS = weights_pb2.WatchLatestReply(
 
 
 @pytest.mark.parametrize("size", [0, 1, 127, 128, 16_383, 16_384, 2**21])
-def test_protobuf_reads_what_is_written(size: int) -> None:
+def test_protobuf_reads_the_written_bytes(size: int) -> None:
     data = bytes(range(256)) * (size // 256) + bytes(size % 256)
     whole = weights_pb2.WatchLatestReply.FromString(write_around(NEWS, NUMBER, data))
     assert whole.weights == data
@@ -341,7 +341,7 @@ def test_what_protobuf_writes_is_read_without_a_copy_and_of_several_fields_the_l
 
 
 @given(st.binary(max_size=80))
-def test_other_bytes_are_refused_as_protobuf_refuses_them(data: bytes) -> None:
+def test_other_bytes_are_refused_like_protobuf(data: bytes) -> None:
     try:
         message, weights = read_beside(weights_pb2.WatchLatestReply, NUMBER, data)
     except (DecodeError, Unfit):
@@ -381,7 +381,7 @@ def test_each_part_of_an_observation_is_a_tensor_with_its_final_row() -> None:
     assert [rule.name for rule in schema.under("observation")] == ["observation/a", "observation/b"]
 
 
-def test_the_ends_that_a_message_holds_are_those_whose_last_observations_fit() -> None:
+def test_the_number_of_ends_in_a_message_is_limited_by_their_observations() -> None:
     large = Box(np.zeros((256, 256, 3), np.uint8), np.full((256, 256, 3), 255, np.uint8))
     schema = fragment_schema(large, Discrete(2))
     most = schema.most_ends(8, 4)

@@ -101,7 +101,7 @@ def test_a_record_that_cannot_be_is_refused_by_name(
         record(**RECORDS[record] | change)
 
 
-def test_two_shares_may_be_all_there_is() -> None:
+def test_two_shares_may_add_up_to_one() -> None:
     for share in range(101):
         Traffic(policy="default", canary_share=share / 100, latest_share=1.0 - share / 100)
 
@@ -114,7 +114,7 @@ def test_two_shares_may_be_all_there_is() -> None:
         ("canary", {"torch", "redis", "grpc", "numpy", "sqlalchemy"}),
     ],
 )
-def test_the_registry_loads_little(module: str, absent: set[str]) -> None:
+def test_the_registry_loads_few_modules(module: str, absent: set[str]) -> None:
     code = f"import penstock.registry.{module}, sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert set() == absent & set(done.stdout.split())
@@ -134,7 +134,7 @@ def words(sql: str) -> list[str]:
     return sorted(sql.replace(",", " ").replace("(", " ( ").replace(")", " ) ").split())
 
 
-def test_tables_of_a_registry_from_before_are_those_of_the_models(tmp_path: Path) -> None:
+def test_tables_of_an_older_registry_match_the_models(tmp_path: Path) -> None:
     Registry.open(f"sqlite:///{tmp_path}/registry.sqlite", migrate=True).close()
     made, before = tables(tmp_path / "registry.sqlite"), tables(MADE_BEFORE)
     assert set(made) == set(before)
@@ -151,7 +151,7 @@ def test_tables_that_are_there_are_kept(tmp_path: Path, monkeypatch: pytest.Monk
             assert () == registry.list("default")
 
 
-def test_tables_that_are_absent_are_not_made_unasked(tmp_path: Path) -> None:
+def test_missing_tables_are_not_made_without_permission(tmp_path: Path) -> None:
     file = tmp_path / "a.sqlite"
     with pytest.raises(SchemaMismatch, match="no such file: open it once with migrate=True"):
         Registry.open(f"sqlite:///{file}")
@@ -203,7 +203,7 @@ BLOB = b"weights" * 100
 DIGEST = hashlib.sha256(BLOB).hexdigest()
 
 
-def test_what_was_written_is_read_by_its_digest(tmp_path: Path) -> None:
+def test_written_bytes_are_read_by_their_digest(tmp_path: Path) -> None:
     write_kept(tmp_path, 7, BLOB)
     assert read_kept(tmp_path, 7, DIGEST) == BLOB
     assert kept_files(tmp_path) == {7}
@@ -216,7 +216,7 @@ def test_what_was_written_is_read_by_its_digest(tmp_path: Path) -> None:
         read_kept(tmp_path, 8, DIGEST)
 
 
-def test_a_file_half_written_is_not_taken_for_a_version(tmp_path: Path) -> None:
+def test_a_half_written_file_is_no_version(tmp_path: Path) -> None:
     write_kept(tmp_path, 1, BLOB)
     for unfinished in ("2.safetensors.tmp", "2.safetensors.77-1.tmp"):
         (tmp_path / "policies" / unfinished).write_bytes(BLOB[:5])
@@ -228,7 +228,9 @@ def test_a_file_half_written_is_not_taken_for_a_version(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "policies").iterdir()] == ["final.safetensors"]
 
 
-def test_two_who_replace_a_file_at_once_do_not_meet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_replacements_of_a_file_do_not_interfere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file, sync = tmp_path / "paused.json", os.fsync
     other = threading.Thread(target=replace_file, args=(file, b"of the other"))
 
@@ -255,7 +257,7 @@ def test_one_process_writes_at_a_time(tmp_path: Path) -> None:
     other.close()
 
 
-def test_a_folder_without_a_description_is_told_as_such(tmp_path: Path) -> None:
+def test_a_folder_without_a_description_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="whose learner has begun"):
         read_specification(tmp_path)
     (tmp_path / "policies").mkdir()
@@ -264,7 +266,7 @@ def test_a_folder_without_a_description_is_told_as_such(tmp_path: Path) -> None:
         read_specification(tmp_path)
 
 
-def test_latest_is_the_newest_that_is_kept(tmp_path: Path) -> None:
+def test_latest_is_the_newest_kept_version(tmp_path: Path) -> None:
     latest = tmp_path / FOLDER / LATEST
     for version in (3, 9, 5):
         write_kept(tmp_path, version, b"%d" % version)
@@ -307,7 +309,7 @@ def test_a_version_is_found_by_its_name_which_stays_with_it(registry: Registry) 
 
 
 @pytest.mark.parametrize("label", ["", "15", "1v", "latest", "active", "v 1", "v/1", "ö", "v" * 64, "v1\n"])
-def test_what_would_be_taken_for_something_else_is_no_name(registry: Registry, label: str) -> None:
+def test_a_number_or_an_arm_is_no_label(registry: Registry, label: str) -> None:
     with pytest.raises(ValueError, match="label="):
         registry.name("a", 3, label)
 
@@ -326,7 +328,7 @@ def test_late_rewards_are_read_in_order_from_where_a_reader_stopped(registry: Re
 
 
 @pytest.mark.promise("clients-cannot-exhaust-server")
-def test_a_caller_pushes_out_its_own_rewards_alone(
+def test_a_caller_replaces_its_own_oldest_rewards_only(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feedback, "MAX_KEPT_PER_CALLER", 10)
@@ -339,7 +341,9 @@ def test_a_caller_pushes_out_its_own_rewards_alone(
     assert [step for episode, step in kept if episode == "s-2-y"] == list(range(153, 163))
 
 
-def test_who_has_most_makes_room_for_all_others(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_largest_project_makes_room_for_others(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(feedback, "MAX_KEPT", 20)
     registry.add_feedback("al/quiet", [("s-1-x", step, 0.0) for step in range(5)], caller="ada")
     registry.add_feedback("alone", [("s-1-x", step, 0.0) for step in range(5)])
@@ -363,7 +367,7 @@ def test_who_has_most_makes_room_for_all_others(registry: Registry, monkeypatch:
         (("s-1-x", 0, float("nan")), "amount=nan"),
     ],
 )
-def test_a_reward_out_of_bounds_is_refused_with_all_beside_it(
+def test_one_reward_out_of_bounds_refuses_all_of_its_call(
     registry: Registry, reward: tuple[str, int, float], why: str
 ) -> None:
     with pytest.raises(ValueError, match=why):
@@ -374,7 +378,7 @@ def test_a_reward_out_of_bounds_is_refused_with_all_beside_it(
 CHAT = [{"role": "user", "content": "two and two?"}]
 
 
-def test_ratings_come_back_as_they_were_given(registry: Registry) -> None:
+def test_ratings_are_read_unchanged(registry: Registry) -> None:
     given = [
         Rating(prompt="p", response="a", score=0.0, key="thumb", source="ada", conversation="c-1", version=7),
         Rating(prompt="p", response="b", score=-1.0),
@@ -390,7 +394,7 @@ def test_ratings_come_back_as_they_were_given(registry: Registry) -> None:
     assert "other" == rest[-1].policy
 
 
-def test_a_conversation_is_rated_as_its_newest_score_says(registry: Registry) -> None:
+def test_the_newest_score_of_a_conversation_counts(registry: Registry) -> None:
     def rating(conversation: str, score: float, **other: Any) -> Rating:
         said: dict[str, Any] = {"key": "thumb", "rater": "ann", "conversation": conversation, **other}
         return Rating(prompt="p", response="a", score=score, **said)

@@ -89,9 +89,7 @@ def test_a_certificate_needs_its_key_which_is_never_shown(tmp_path: Path) -> Non
 LINE = f"{digest('secret')} penstock://run-a/operator\n"
 
 
-def test_a_file_that_stays_broken_is_complained_of_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_that_stays_broken_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "tokens"
     file.write_text(LINE)
     known = AcceptedTokens(file)
@@ -161,7 +159,7 @@ def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
 
 @pytest.mark.usefixtures("proxy")
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_what_is_for_this_machine_passes_no_proxy(host: str, port: int, proxy: socket.socket) -> None:
+def test_calls_of_this_machine_pass_no_proxy(host: str, port: int, proxy: socket.socket) -> None:
     address = f"{host}:{port}"
 
     async def ask() -> health_pb2.HealthCheckResponse:
@@ -200,7 +198,7 @@ class Call:
 
 
 @pytest.mark.parametrize("reply", [LARGE, pb.GetWeightsReply(chunk=LARGE)], ids=["bytes", "message"])
-async def test_who_does_not_read_is_answered_no_more(reply: Any) -> None:
+async def test_a_caller_that_reads_nothing_gets_no_more_replies(reply: Any) -> None:
     async def get(_request: bytes, _context: Any) -> Any:
         return reply
 
@@ -217,7 +215,7 @@ async def test_who_does_not_read_is_answered_no_more(reply: Any) -> None:
     assert await gated.unary_unary(b"", Call()) is reply
 
 
-async def test_no_call_waits_for_a_watcher_that_reads_nothing() -> None:
+async def test_a_watcher_that_reads_nothing_delays_no_call() -> None:
     servicer = HealthServicer()
     await servicer.set("", Status.SERVING)
     slow, quick = (servicer.Watch(health_pb2.HealthCheckRequest(), None) for _ in range(2))
@@ -246,7 +244,7 @@ async def test_a_watcher_is_told_each_change_of_its_service_once() -> None:
     [Identity(run="run-a", party=party, name=name) for party in Party for name in ("", "gpu-3")],
     ids=str,
 )
-def test_an_identity_is_read_as_it_is_written(identity: Identity) -> None:
+def test_an_identity_is_read_back(identity: Identity) -> None:
     assert parse(str(identity)) == identity
     assert from_alternative_names([b"localhost", str(identity).encode()]) == identity
 
@@ -270,7 +268,7 @@ def test_an_identity_is_read_as_it_is_written(identity: Identity) -> None:
         "https://run-a/actor",
     ],
 )
-def test_what_is_no_identity_is_refused(uri: str) -> None:
+def test_an_invalid_identity_is_refused(uri: str) -> None:
     with pytest.raises(Unidentified):
         parse(uri)
 
@@ -278,7 +276,7 @@ def test_what_is_no_identity_is_refused(uri: str) -> None:
 @pytest.mark.parametrize(
     "names", [[], [b"localhost"], [b"penstock://run-a/actor", b"penstock://run-a/operator"], [b"\xff"]]
 )
-def test_a_certificate_says_one_thing(names: list[bytes]) -> None:
+def test_a_certificate_holds_one_identity(names: list[bytes]) -> None:
     with pytest.raises(Unidentified, match="one is needed"):
         from_alternative_names(names)
 
@@ -287,7 +285,7 @@ def test_a_certificate_says_one_thing(names: list[bytes]) -> None:
     ("actor_id", "allowed"),
     [("gpu-3", True), ("gpu-3-0", True), ("gpu-30", False), ("gpu", False), ("gpu-4", False)],
 )
-def test_a_name_holds_for_itself_and_what_it_begins(actor_id: str, allowed: bool) -> None:
+def test_a_name_allows_itself_and_longer_names_that_it_begins(actor_id: str, allowed: bool) -> None:
     assert Identity(run="run-a", party=Party.ACTOR, name="gpu-3").may_act_as(actor_id) is allowed
     assert Identity(run="run-a", party=Party.ACTOR).may_act_as(actor_id)
 
@@ -305,7 +303,7 @@ def limits(calls: float = 10, size: float = 1000 * MAX_MESSAGE_BYTES) -> tuple[R
     return RateLimits(Rates(calls=calls, bytes=size), clock), clock
 
 
-def test_a_seconds_worth_passes_at_once_and_a_second_more_waits() -> None:
+def test_one_seconds_calls_pass_at_once_and_further_ones_wait() -> None:
     found, clock = limits(calls=10)
     delays = [found.reserve("a", 1) for _ in range(20)]
     assert delays[:10] == [0.0] * 10
@@ -322,7 +320,7 @@ def test_a_seconds_worth_passes_at_once_and_a_second_more_waits() -> None:
     assert len(found) == MAX_CALLERS
 
 
-def test_bytes_count_beside_calls_whichever_way_they_went() -> None:
+def test_bytes_in_both_directions_count_towards_the_rate() -> None:
     found, clock = limits(calls=1000, size=MAX_MESSAGE_BYTES)
     assert found.reserve("a", 2 * MAX_MESSAGE_BYTES) == 0.0
     assert found.reserve("a", MAX_MESSAGE_BYTES) == pytest.approx(MAX_DELAY_S)
@@ -334,7 +332,7 @@ def test_bytes_count_beside_calls_whichever_way_they_went() -> None:
         found.reserve("a", 1)
 
 
-def test_a_caller_that_reads_nothing_is_answered_no_more() -> None:
+def test_a_caller_that_reads_nothing_gets_no_more_answers() -> None:
     found, _ = limits()
     first = found.keep("slow", "c-1", MAX_UNREAD_BYTES)
     with pytest.raises(Exceeded, match="read them first"):
@@ -354,7 +352,7 @@ def test_actors_that_share_a_certificate_read_side_by_side() -> None:
     found.keep("gpu-3", "c-new", MIB)()
 
 
-def test_all_callers_together_leave_unread_no_more_than_a_server_can_keep() -> None:
+def test_unread_replies_of_all_callers_together_are_limited() -> None:
     found, _ = limits()
     kept = [found.keep(f"c-{index}", "c", MIB) for index in range(MAX_ALL_UNREAD_BYTES // MIB)]
     with pytest.raises(Exceeded, match="of replies to all callers"):

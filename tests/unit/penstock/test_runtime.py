@@ -118,7 +118,7 @@ def waits(health: Health, port: int, *readers: str, within_s: float = 10.0) -> b
     return waited and done
 
 
-def test_who_reads_the_metrics_gets_to_read_what_was_counted_last(health: Health, port: int) -> None:
+def test_readers_of_metrics_get_the_last_counts(health: Health, port: int) -> None:
     for reader in ("Prometheus/2.42.0", "another"):
         get(port, "/metrics", reader)
     assert not waits(health, port, "another", within_s=0.2)
@@ -141,7 +141,7 @@ def test_only_readers_with_a_name_that_read_lately_are_waited_for_and_not_for_lo
     health.await_readers(1e9, over)
 
 
-def test_an_endpoint_is_announced_where_the_launcher_asked(
+def test_an_endpoint_is_announced_where_the_launcher_expects_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "broker.json"
@@ -233,7 +233,7 @@ def test_a_signal_drains(prefix: list[str], signals: list[signal.Signals], reaso
         assert (out, process.returncode) == (f"callback {reason}\n", code)
 
 
-def test_a_closed_lifeline_drains() -> None:
+def test_a_closed_lifeline_starts_draining() -> None:
     read_fd, write_fd = os.pipe()
     with service(lifeline=read_fd) as process:
         os.close(read_fd)
@@ -333,7 +333,7 @@ def test_every_metric_has_prefix_help_and_unit_and_few_labels() -> None:
     }, "labels come from small enumerations"
 
 
-def test_a_process_serves_the_families_of_its_role_alone() -> None:
+def test_a_process_serves_only_the_metrics_of_its_role() -> None:
     actor, learner = (metrics.exposition(role).decode() for role in ("actor", "learner"))
     assert "penstock_outbox_fragments" in actor
     assert "penstock_mean_return" not in actor
@@ -348,7 +348,7 @@ def test_a_process_serves_the_families_of_its_role_alone() -> None:
     assert "process_resident_memory_bytes" in metrics.exposition("redis").decode()
 
 
-def test_what_alerts_watch_is_there_before_its_first_event() -> None:
+def test_metrics_that_alerts_watch_exist_before_their_first_event() -> None:
     assert 'penstock_updates_skipped_total{reason="nan"}' in metrics.exposition("learner").decode()
     for reason in ("full", "invalid", "overloaded", "malformed"):
         assert f'penstock_refusals_total{{reason="{reason}"}}' in metrics.exposition("broker").decode()
@@ -359,7 +359,7 @@ def test_what_alerts_watch_is_there_before_its_first_event() -> None:
     )
 
 
-def test_the_service_of_a_workload_serves_families_of_its_own() -> None:
+def test_the_service_of_a_workload_serves_its_own_metric_families() -> None:
     declared = metrics.declare("tested")
     declared.counter("tested_calls", "Calls that a test made").inc(3)
     assert "penstock_tested_calls_total 3.0" in metrics.exposition("tested").decode()
@@ -378,7 +378,7 @@ def framed(listen: str = "127.0.0.1:0") -> ServerFrame:
     return ServerFrame("broker", (FRAME_SERVICE,), Settings(), listen, boundary=Boundary())
 
 
-async def test_a_server_says_that_it_drains_before_it_lets_go_of_the_calls_that_it_holds() -> None:
+async def test_a_server_announces_draining_before_it_releases_held_calls() -> None:
     frame = framed()
     address = frame.bind()
     with pytest.raises(ConfigurationError, match="in use"):
@@ -399,7 +399,7 @@ async def test_a_server_says_that_it_drains_before_it_lets_go_of_the_calls_that_
 
 
 @pytest.mark.parametrize("data", [b"\xff", b"\x0a\x05ab"])
-async def test_bytes_that_are_no_message_are_an_invalid_argument_of_a_standard_service_too(
+async def test_a_standard_service_refuses_invalid_bytes_too(
     data: bytes,
 ) -> None:
     frame = framed()

@@ -83,7 +83,7 @@ SAID: Final[dict[str, Callable[[], object]]] = {
 
 
 @pytest.mark.parametrize(("name", "call"), SAID.items(), ids=SAID.keys())
-def test_what_is_no_text_is_told_by_its_field(name: str, call: Callable[[], object]) -> None:
+def test_invalid_text_is_refused_by_its_field(name: str, call: Callable[[], object]) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(name.partition(' ')[0])}[=:]") as told:
         call()
     assert not isinstance(told.value, UnicodeEncodeError)
@@ -121,7 +121,7 @@ async def test_a_batch_has_rows(either: Any, policy: ScriptedPolicy) -> None:
     assert (batch.value.dtype.name, batch.value.shape) == ("float32", (3,))
 
 
-async def test_nested_spaces_go_there_and_back() -> None:
+async def test_nested_spaces_are_encoded_and_decoded() -> None:
     box = spaces.Box(np.full(2, -1, np.float32), np.full(2, 1, np.float32))
     seen = spaces.Dict((("body", box), ("mode", spaces.Discrete(3))))
     done = spaces.Tuple((spaces.Discrete(2, start=4), box))
@@ -168,7 +168,7 @@ async def test_an_episode_is_played(either: Any, policy: ScriptedPolicy) -> None
     assert len({request.request_id for request in asked}) == 6
 
 
-async def test_an_end_must_say_how_and_a_cut_what_was_seen(client: AsyncPolicyClient) -> None:
+async def test_an_end_needs_its_kind_and_a_truncation_its_last_observation(client: AsyncPolicyClient) -> None:
     episode = await client.start_episode()
     with pytest.raises(ValueError, match="terminated=True or truncated=True"):
         await episode.end()
@@ -177,7 +177,7 @@ async def test_an_end_must_say_how_and_a_cut_what_was_seen(client: AsyncPolicyCl
 
 
 @pytest.mark.parametrize("method", ["StartEpisode", "Act", "Reward", "EndEpisode"])
-async def test_a_lost_reply_is_asked_for_again_under_the_same_id(
+async def test_a_lost_reply_is_requested_again_under_the_same_id(
     either: Any, server: ScriptedServer, policy: ScriptedPolicy, method: str
 ) -> None:
     policy.lost[method] = [server.closes]
@@ -188,7 +188,7 @@ async def test_a_lost_reply_is_asked_for_again_under_the_same_id(
     assert policy.heard[method][0] == policy.heard[method][1]
 
 
-async def test_silence_is_asked_again_after_half_of_the_deadline(
+async def test_a_silent_server_is_called_again_after_half_of_the_deadline(
     client: AsyncPolicyClient, policy: ScriptedPolicy
 ) -> None:
     episode = await client.start_episode()
@@ -210,7 +210,7 @@ async def test_a_deadline_is_kept_whatever_the_server_does(
         assert time.monotonic() - started > 0.3
 
 
-async def test_an_overload_is_waited_out(either: Any, policy: ScriptedPolicy) -> None:
+async def test_an_overloaded_call_is_retried(either: Any, policy: ScriptedPolicy) -> None:
     policy.script["Act"] = [refuses(Reason.OVERLOADED, 150), refuses(Reason.OVERLOADED, 150)]
     started = time.monotonic()
     await either.act(OBSERVATION)
@@ -219,7 +219,7 @@ async def test_an_overload_is_waited_out(either: Any, policy: ScriptedPolicy) ->
     assert len({request.request_id for request in policy.heard["Act"]}) == 1
 
 
-async def test_an_overload_beyond_the_deadline_is_told_at_once(
+async def test_an_overload_beyond_the_deadline_is_raised_at_once(
     client: AsyncPolicyClient, policy: ScriptedPolicy
 ) -> None:
     policy.script["Act"] = [refuses(Reason.OVERLOADED, 60_000)]
@@ -281,7 +281,9 @@ async def test_a_message_above_the_limit_is_an_invalid_request() -> None:
     assert len(server.policy.heard["Describe"]) == 1
 
 
-async def test_a_reply_that_cannot_be_read_says_so(client: AsyncPolicyClient, policy: ScriptedPolicy) -> None:
+async def test_an_unreadable_reply_raises_a_clear_error(
+    client: AsyncPolicyClient, policy: ScriptedPolicy
+) -> None:
     await client.act(OBSERVATION)
     policy.spaces = (policy.spaces[0], spaces.Tuple((policy.spaces[1],)))
     with pytest.raises(BadReply, match=r"action: the parts are \['0'\]"):
@@ -396,7 +398,7 @@ def test_a_batch_has_a_leading_axis_in_every_leaf() -> None:
         (NESTED, 3, "^observation: TypeError"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_the_name_of_its_leaf(
+def test_a_value_that_does_not_fit_is_refused_with_its_leaf(
     space: spaces.Space, value: Any, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
@@ -425,7 +427,7 @@ def test_masks_are_for_discrete_parts_only() -> None:
         to_mask_parts(ARM, {"grip": [True, True]})
 
 
-def test_a_reply_with_other_parts_than_the_space_is_refused() -> None:
+def test_a_reply_whose_parts_differ_from_the_space_is_refused() -> None:
     with pytest.raises(ValueError, match=r"action: the parts are \[\], not \[''\]"):
         from_parts("action", POSITION, [])
     with pytest.raises(ValueError, match=r"action: the shape is \(2,\)"):

@@ -80,7 +80,7 @@ async def test_an_episode_can_go_over_a_stream(client: AsyncPolicyClient, policy
     assert (await episode.end(terminated=True)).total_return == 3.0
 
 
-async def test_an_overload_is_waited_out_and_a_refusal_is_one_callers(
+async def test_an_overload_is_retried_and_a_refusal_reaches_only_its_caller(
     client: AsyncPolicyClient, policy: ScriptedPolicy
 ) -> None:
     policy.script["Act"] = [refuses(Reason.OVERLOADED, 50), refuses(Reason.NOT_READY)]
@@ -91,7 +91,7 @@ async def test_an_overload_is_waited_out_and_a_refusal_is_one_callers(
         assert (await stream.act(OBSERVATION)).action == 0
 
 
-async def test_silence_ends_one_request_at_its_deadline(
+async def test_an_unanswered_request_ends_at_its_deadline(
     server: ScriptedServer, policy: ScriptedPolicy
 ) -> None:
     gate = asyncio.Event()
@@ -140,7 +140,7 @@ async def test_a_stream_that_fails_or_whose_server_goes_away_fails_everybody_who
 
 
 @pytest.mark.parametrize("what", ["stream", "client"])
-async def test_closing_cancels_the_stream_and_who_waits_is_told(
+async def test_closing_cancels_the_stream_and_its_pending_requests(
     client: AsyncPolicyClient, policy: ScriptedPolicy, what: str
 ) -> None:
     policy.script["Act"] = [hangs]
@@ -174,7 +174,7 @@ def text_client(stand: TextStand, folder: Path) -> Iterator[TextClient]:
         yield made
 
 
-def test_a_conversation_goes_on_with_the_messages_as_they_came(text_client: TextClient) -> None:
+def test_a_conversation_continues_with_the_messages_unchanged(text_client: TextClient) -> None:
     told = text_client.describe()
     assert [(one.version, one.arms) for one in told.versions] == [(1, (Arm.LATEST,))]
     assert (told.max_tokens, told.answer_tokens, told.learns) == (64, 6, True)
@@ -195,7 +195,7 @@ def test_a_conversation_goes_on_with_the_messages_as_they_came(text_client: Text
         conversation.generate([*messages, {"role": "user", "content": "and now"}])
 
 
-def test_parts_of_a_stream_are_the_answer(text_client: TextClient) -> None:
+def test_the_parts_of_a_stream_make_up_the_answer(text_client: TextClient) -> None:
     stream = text_client.stream(ASKED, temperature=0.0)
     text = "".join(part.text for part in stream)
     assert stream.result is not None
@@ -214,7 +214,7 @@ def test_a_stream_that_is_closed_stops_its_answer(text_client: TextClient, stand
     eventually(lambda: stand.engine.under_way == 0)
 
 
-def test_an_option_that_there_is_not_and_a_value_that_it_does_not_take_are_named(
+def test_unknown_options_and_invalid_values_are_named(
     text_client: TextClient,
 ) -> None:
     misspelt: dict[str, Any] = {"thoughts_token": 0}
@@ -249,7 +249,7 @@ def test_refusals_are_typed(text_client: TextClient, folder: Path) -> None:
         hasty.generate(ASKED, max_tokens=55, logit_bias={9: 100.0}, count=16)
 
 
-async def test_the_client_of_an_event_loop_does_the_same(stand: TextStand, folder: Path) -> None:
+async def test_the_asynchronous_client_behaves_alike(stand: TextStand, folder: Path) -> None:
     async with AsyncTextClient(f"unix:{folder / 'text.sock'}") as text_client:
         made = await text_client.generate(ASKED, temperature=0.0)
         assert made.text == answers_by_heart()[0]

@@ -25,7 +25,7 @@ def test_every_prompt_has_eight_different_responses() -> None:
     assert len({one.features.tobytes() for one in questions()}) == PROMPTS
 
 
-def test_a_classifier_is_trained_and_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_classifier_is_trained_and_used(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     texts = [{"text": f"sell the data of person {number}", "blocked": True} for number in range(12)]
     texts += [{"text": f"good morning, {number} times", "blocked": False} for number in range(12)]
     rows = tmp_path / "rows.jsonl"
@@ -42,7 +42,7 @@ def test_a_classifier_is_trained_and_asked(tmp_path: Path, capsys: pytest.Captur
     assert check(str(tmp_path / "said.txt"), None, None, "output") == 0
 
 
-def test_what_cannot_be_used_is_refused_by_name(tmp_path: Path) -> None:
+def test_unusable_input_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="--direction 'up': use input or output"):
         check("-", None, None, "up")
     with pytest.raises(ConfigurationError, match="cannot be read"):
@@ -71,7 +71,9 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_counts_is_written_and_the_rest_is_told(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ratings_that_count_are_written_and_others_reported(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(place, deleted=place / "gone.txt") == 0
     said = capsys.readouterr().out
     assert "2 of 5 rows count; dropped: 1 deleted, 2 repeated" in said
@@ -110,7 +112,7 @@ def test_a_row_that_is_no_rating_does_not_count(
     assert [json.loads(line) for line in (place / "kept.jsonl").read_text().splitlines()] == [pair]
 
 
-def test_ratings_command_what_cannot_be_used_is_refused_by_name(place: Path) -> None:
+def test_the_command_ratings_refuses_unusable_input_by_name(place: Path) -> None:
     for said, text in (
         ({"file": str(place / "none.jsonl")}, "no such file or folder"),
         ({"output": place / "none" / "kept.jsonl"}, "--output .*No such file"),
@@ -125,7 +127,7 @@ def test_ratings_command_what_cannot_be_used_is_refused_by_name(place: Path) -> 
         run(place)
 
 
-def test_half_a_character_stays_what_it_was_and_costs_no_row(tmp_path: Path) -> None:
+def test_half_a_character_is_kept_and_costs_no_row(tmp_path: Path) -> None:
     file = tmp_path / "said.jsonl"
     rows = [
         {"prompt": text, "response": "b", "key": "thumb", "score": True, "rater": "ann"}
@@ -160,7 +162,7 @@ def test_a_choice_earns_how_likely_it_is_liked_and_taste_changes() -> None:
         assert info["response"] == questions()[number].candidates[action]
 
 
-def test_thumbs_are_up_as_often_as_the_chance_says() -> None:
+def test_thumbs_are_up_with_the_given_probability() -> None:
     environment = gymnasium.make("penstock.workloads.chat.tasks:Candidates-v0", reward="thumb")
     environment.reset(seed=3)
     rewards = []
@@ -190,7 +192,7 @@ def say(environment: ChatEnvironment, answer: str) -> list[tuple[float, bool, bo
     return [environment.step(np.int64(one))[1:4] for one in ids]
 
 
-def test_an_answer_earns_at_its_end_and_then_the_next_message_comes() -> None:
+def test_an_answer_is_rewarded_at_its_end_and_the_next_message_follows() -> None:
     environment = ChatEnvironment(max_length=64, render_mode="ansi")
     _, info = environment.reset(seed=1)
     answer = "gladly seed three"

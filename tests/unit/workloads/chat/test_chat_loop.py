@@ -60,7 +60,7 @@ def once(stand: LoopStand, order: LoopOrder = ORDER) -> LoopState:
 
 
 @pytest.mark.promise("canary-loop-promoted-proof")
-def test_a_canary_that_is_proved_better_is_promoted(stand: LoopStand) -> None:
+def test_a_canary_shown_to_be_better_is_promoted(stand: LoopStand) -> None:
     stand.on_trial()
     stand.see(canary=1.0, active=-1.0, people=100)
     (past,) = once(stand).past
@@ -80,7 +80,7 @@ def test_a_canary_that_servers_withdraw_ends_the_round(stand: LoopStand) -> None
 
 @pytest.mark.promise("canary-loop-promoted-proof")
 @pytest.mark.parametrize("level", [pytest.param(0.0, marks=pytest.mark.slow), 0.5])
-def test_a_canary_that_nothing_is_proved_of_is_withdrawn_in_time(stand: LoopStand, level: float) -> None:
+def test_a_canary_without_evidence_is_withdrawn_after_its_time(stand: LoopStand, level: float) -> None:
     stand.on_trial()
     if level:
         stand.see(canary=level, active=level, people=30)
@@ -108,7 +108,7 @@ def test_a_version_that_was_made_becomes_the_canary_of_the_server_that_answers(s
     assert [one.action.value for one in stand.registry.events(POLICY)].count("promoted") == 3
 
 
-def test_what_is_paused_neither_promotes_nor_begins(stand: LoopStand) -> None:
+def test_a_paused_loop_neither_promotes_nor_starts(stand: LoopStand) -> None:
     stand.on_trial()
     stand.see(canary=1.0, active=-1.0, people=100)
     pause(stand.folder, "holidays", "ann")
@@ -119,7 +119,7 @@ def test_what_is_paused_neither_promotes_nor_begins(stand: LoopStand) -> None:
 
 
 @pytest.mark.promise("loop-chat-makes-round")
-def test_a_flood_of_one_person_begins_no_round(stand: LoopStand) -> None:
+def test_a_flood_of_ratings_by_one_person_starts_no_round(stand: LoopStand) -> None:
     with stand.going(LoopOrder(labels=205)):
         stand.rate(500, rater="flooder")
         assert soon(lambda: stand.state().labels == 200)
@@ -136,7 +136,7 @@ def failing(stand: LoopStand) -> None:
     stand.at(step=Step.REWARD)
 
 
-def test_a_step_that_fails_is_tried_so_often_and_then_waits_for_somebody(stand: LoopStand) -> None:
+def test_a_failing_step_is_retried_a_few_times_and_then_waits_for_an_operator(stand: LoopStand) -> None:
     failing(stand)
     with pytest.raises(Fatal, match="no rating is of thumb, .* --head NAME=SCALE"):
         once(stand)
@@ -158,7 +158,7 @@ def test_a_step_that_fails_is_tried_so_often_and_then_waits_for_somebody(stand: 
             resume(stand.folder)
 
 
-def test_a_round_that_fails_is_given_up_by_whoever_says_so(stand: LoopStand) -> None:
+def test_an_operator_abandons_a_failed_round(stand: LoopStand) -> None:
     failing(stand)
     with stand.going(ORDER, waits_s=()):
         assert soon(lambda: read_pause(stand.folder) is not None)
@@ -175,7 +175,7 @@ def test_a_round_that_fails_is_given_up_by_whoever_says_so(stand: LoopStand) -> 
         abandon(stand.folder, "once more", "ann")
 
 
-def test_a_step_that_goes_on_ends_where_its_round_is_given_up(stand: LoopStand) -> None:
+def test_a_running_step_ends_when_its_round_is_abandoned(stand: LoopStand) -> None:
     (round_folder(stand.folder, 1) / "believed.jsonl").write_text('{"key": "thumb"}\n')
     stand.at(step=Step.REWARD)
     steps = round_folder(stand.folder, 1) / "steps.log"
@@ -197,9 +197,7 @@ def test_a_step_that_goes_on_ends_where_its_round_is_given_up(stand: LoopStand) 
 
 
 @pytest.mark.parametrize("is_tried", [True, False])
-def test_nobody_is_answered_by_the_version_of_a_round_that_was_given_up(
-    stand: LoopStand, *, is_tried: bool
-) -> None:
+def test_the_version_of_an_abandoned_round_answers_nobody(stand: LoopStand, *, is_tried: bool) -> None:
     if is_tried:
         stand.on_trial()
     else:
@@ -213,7 +211,7 @@ def test_nobody_is_answered_by_the_version_of_a_round_that_was_given_up(
     assert stand.registry.canary(POLICY) is None
 
 
-def test_a_reward_model_that_failed_is_tried_again_with_what_was_said_since(stand: LoopStand) -> None:
+def test_a_failed_reward_model_is_retried_with_newer_ratings(stand: LoopStand) -> None:
     file = round_folder(stand.folder, 1) / "believed.jsonl"
     file.write_text('{"key": "corrected"}\n')
     stand.rate(3)
@@ -240,7 +238,7 @@ def test_a_reward_model_is_trained_under_the_weights_that_people_have_changed(st
     assert [one for one in begun if one.startswith("--weight=thumb=")][-1] == "--weight=thumb=3.0"
 
 
-def test_one_loop_has_a_run_at_a_time(stand: LoopStand) -> None:
+def test_only_one_loop_at_a_time_uses_a_run(stand: LoopStand) -> None:
     with stand.going(ORDER):
         assert soon(lambda: (stand.folder / "loop.json").exists())
         with pytest.raises(ConfigurationError, match="another loop runs on this run"):
@@ -279,18 +277,18 @@ def test_a_run_without_an_active_version_gets_its_newest_one(stand: LoopStand) -
         ({"train": ("learner.total_steps=-4",)}, r"--train learner\.total_steps=-4: .* greater than 0"),
     ],
 )
-def test_what_does_not_fit_is_named(wrong: dict[str, Any], message: str) -> None:
+def test_settings_that_do_not_fit_are_named(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         LoopOrder(**wrong)
 
 
-def test_weights_are_of_what_was_rated() -> None:
+def test_only_rated_heads_have_weights() -> None:
     order = LoopOrder(weights=("thumb=2", "safety=1", "preferred=0.5"))
     assert order.weights_of(["thumb=thumbs"], {}) == ["thumb=2", "preferred=0.5"]
     assert order.weights_of(["thumb=thumbs", "safety=stars"], {}) == list(order.weights)
 
 
-def test_what_makes_a_round_is_not_set_by_a_setting() -> None:
+def test_settings_of_a_round_cannot_be_overridden() -> None:
     of_environment = ("id=CartPole-v1", "kwargs={}", "kwargs.model=/elsewhere", "kwargs.reward=/elsewhere")
     for assignment in (
         *("workload=control", "run=another", *(f"environment.{one}" for one in of_environment)),
@@ -304,7 +302,7 @@ def test_what_makes_a_round_is_not_set_by_a_setting() -> None:
     assert LoopOrder(train=said).train == said
 
 
-def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_a_state_is_restored_unchanged(tmp_path: Path) -> None:
     state = LoopState(number=4, step=Step.TRIAL, taken=5, through=9, labels=3, version=70, auc=0.7)
     state = replace(state, judge={"round": 4, "weights": {"thumb": 1.0}})
     write_state(tmp_path, state)
@@ -326,7 +324,7 @@ def test_a_damaged_state_is_refused_with_a_remedy(tmp_path: Path, text: str) -> 
         read_state(tmp_path)
 
 
-def test_a_loop_is_paused_until_it_is_let_go_on(tmp_path: Path) -> None:
+def test_a_loop_is_paused_until_it_is_resumed(tmp_path: Path) -> None:
     assert read_pause(tmp_path) is None
     pause(tmp_path, "holidays", "ann")
     assert read_pause(tmp_path) == Pause("holidays", "ann")
@@ -363,7 +361,7 @@ def view_stand(tmp_path: Path) -> Iterator[LoopStand]:
         yield made
 
 
-def test_the_newest_reward_model_is_told_by_criterion(view_stand: LoopStand) -> None:
+def test_the_newest_reward_model_is_reported_by_criterion(view_stand: LoopStand) -> None:
     weigh(view_stand.folder, {"safety": 3.0}, "children read it", "ann")
     found = look_at_loop(view_stand.run.folder, view_stand.registry, POLICY)
     assert found is not None
@@ -381,7 +379,7 @@ def status_of(stand: LoopStand) -> str:
     return CliRunner().invoke(loop_commands, ["status", str(stand.run.folder)]).stdout
 
 
-def test_the_status_says_why_a_step_failed_and_what_one_may_do(view_stand: LoopStand) -> None:
+def test_the_status_names_why_a_step_failed_and_the_remedy(view_stand: LoopStand) -> None:
     state = replace(view_stand.state(), number=4, step=Step.TRAINING, failure="no memory", tries=2)
     write_state(view_stand.folder, state)
     pause(view_stand.folder, "training failed: no memory", "loop", time.time() + 9e6)
@@ -400,7 +398,7 @@ def test_the_status_says_why_a_step_failed_and_what_one_may_do(view_stand: LoopS
     assert "round 5 has not begun: there is nothing to abandon" in refused.stderr
 
 
-def test_the_status_says_what_counts_and_how_well_it_is_known(view_stand: LoopStand) -> None:
+def test_the_status_shows_each_criterion_and_its_accuracy(view_stand: LoopStand) -> None:
     pause(view_stand.folder, "holidays\nround 4 promoted", "ann")
     write_state(view_stand.folder, replace(view_stand.state(), failure="\x1b[31mno memory", tries=1))
     said = status_of(view_stand)
@@ -416,7 +414,7 @@ def test_the_status_says_what_counts_and_how_well_it_is_known(view_stand: LoopSt
     assert "reward model of round" not in status_of(view_stand)
 
 
-def test_a_canary_on_trial_is_told_with_its_verdict(view_stand: LoopStand) -> None:
+def test_a_canary_on_trial_is_reported_with_its_verdict(view_stand: LoopStand) -> None:
     view_stand.on_trial()
     trial = f"version {view_stand.made.version} is on trial:"
     assert f"{trial} no verdict yet; 0 people have it" in status_of(view_stand)
@@ -425,7 +423,7 @@ def test_a_canary_on_trial_is_told_with_its_verdict(view_stand: LoopStand) -> No
 
 
 @pytest.mark.promise("people-wrote-nothing-stays")
-def test_of_a_round_that_is_over_the_weights_stay_and_the_texts_go(tmp_path: Path) -> None:
+def test_a_finished_round_keeps_weights_and_deletes_texts(tmp_path: Path) -> None:
     lasting = {"run/policies/7.safetensors", "run/summary.json", "run/config.toml", "steps.log"}
     written = {"believed.jsonl", "prompts.jsonl", "judge/heads.json"}
     for name in (*lasting, *written, "run/redis/dump.rdb", "run/checkpoints/1/x"):
@@ -458,7 +456,7 @@ def test_heads_are_those_that_were_rated(tmp_path: Path) -> None:
         step_process.rated_heads(file)
 
 
-def test_a_training_is_done_when_its_folder_says_so(tmp_path: Path) -> None:
+def test_a_training_is_done_when_its_folder_shows_it(tmp_path: Path) -> None:
     assert step_process.summary_of(tmp_path) is None
     for text in ("{", '{"interrupted": true}', '{"interrupted": false, "failure": "x"}'):
         (tmp_path / "summary.json").write_text(text)
@@ -467,7 +465,7 @@ def test_a_training_is_done_when_its_folder_says_so(tmp_path: Path) -> None:
     assert step_process.summary_of(tmp_path) is not None
 
 
-def test_its_versions_can_be_arms_of_the_run_that_answers(tmp_path: Path) -> None:
+def test_versions_of_the_training_can_be_arms_of_the_serving_run(tmp_path: Path) -> None:
     base = make_model(tmp_path / "base")
     with loop_stand(tmp_path, str(base)) as stand:
         folder = tmp_path / "round"

@@ -73,7 +73,7 @@ def test_conversations_are_counted_once_and_outlive_the_book(tmp_path: Path) -> 
     assert (tmp_path / "made").stat().st_mode & 0o077 == 0, "it is its user's alone"
 
 
-def test_a_turn_that_somebody_was_asked_about_is_no_part_of_a_conversation(tmp_path: Path) -> None:
+def test_a_turn_shown_for_rating_is_no_part_of_a_conversation(tmp_path: Path) -> None:
     book = AnswerBook(tmp_path / "made")
     for conversation, turn in (("a", 0), ("b", 0), ("b", 1)):
         book.note(conversation, turn, 3, fallback=False)
@@ -84,7 +84,7 @@ def test_a_turn_that_somebody_was_asked_about_is_no_part_of_a_conversation(tmp_p
     assert (found.conversations, found.answers, found.asked) == (1, 3, 2)
 
 
-def test_a_conversation_without_an_answer_is_none(tmp_path: Path) -> None:
+def test_a_conversation_without_an_answer_is_not_counted(tmp_path: Path) -> None:
     book = AnswerBook(tmp_path / "made")
     book.note("a", 0, 3, fallback=False, blocked=f"{INPUT}rule", person="ann")
     book.note("b", 0, 3, fallback=False, person="bob")
@@ -119,7 +119,7 @@ def test_a_conversation_is_of_the_day_and_of_the_person_that_began_it(tmp_path: 
     assert counted(book, *given, days=1, people=1) == [found[0], found[2]]
 
 
-def test_what_somebody_was_asked_about_and_what_is_not_in_the_book_count_for_nobody(tmp_path: Path) -> None:
+def test_requested_and_unknown_ratings_count_for_nobody(tmp_path: Path) -> None:
     book = AnswerBook(tmp_path)
     book.note("asked", 0, 3, fallback=False, person="ann")
     book.note_asked("asked", 0)
@@ -133,7 +133,7 @@ def test_what_somebody_was_asked_about_and_what_is_not_in_the_book_count_for_nob
     ]
 
 
-def test_who_is_forgotten_is_gone_from_every_count(tmp_path: Path) -> None:
+def test_a_forgotten_person_is_in_no_count(tmp_path: Path) -> None:
     book = AnswerBook(tmp_path)
     for name, person in (("a", "ann"), ("b", "ann"), ("c", "bob")):
         book.note(name, 0, 3, fallback=True, blocked="output", person=person)
@@ -147,7 +147,7 @@ def test_who_is_forgotten_is_gone_from_every_count(tmp_path: Path) -> None:
     assert b"ann" not in (tmp_path / "chat.sqlite").read_bytes()
 
 
-def test_one_in_five_is_asked_about_and_they_are_the_least_sure() -> None:
+def test_one_answer_in_five_requests_a_rating_and_it_is_the_least_certain() -> None:
     draw, asking, knows_nothing = random.Random(1), RatingRequests(), RatingRequests()
     assert not any(knows_nothing.is_wanted(one) for one in (None, 0.1) for _ in range(100))
     seen = [(one, asking.is_wanted(one)) for one in (draw.gauss(0.2, 0.05) for _ in range(1000))]
@@ -195,7 +195,9 @@ def talked(client: TestClient, me: str = ME, agent: str = "") -> dict[str, Any]:
     return talk
 
 
-def test_who_begins_without_end_leaves_room_for_others(client: TestClient, stand: TextStand) -> None:
+def test_a_person_with_endless_conversations_leaves_room_for_others(
+    client: TestClient, stand: TextStand
+) -> None:
     other = begun(client, "somebody-2")
     own = [post(client, "begin", me=ME) for _ in range(2 * MOST_OF_ONE + 6)]
     assert {reply.status_code for reply in own} == {200}
@@ -206,7 +208,7 @@ def test_who_begins_without_end_leaves_room_for_others(client: TestClient, stand
     assert "event: answer" in post(client, "say", text="sum", me=ME, conversation=last).text
 
 
-def test_a_thumb_is_one_reward_whatever_is_sent_again(client: TestClient, stand: TextStand) -> None:
+def test_a_thumb_gives_one_reward_however_often_sent(client: TestClient, stand: TextStand) -> None:
     talk = talked(client)
     (episode,) = stand.conversations.episodes
     for name, up, total in (
@@ -222,7 +224,7 @@ def test_a_thumb_is_one_reward_whatever_is_sent_again(client: TestClient, stand:
 
 
 @pytest.mark.parametrize("name", ["loop.json", "weights.json"])
-def test_a_damaged_file_of_the_loop_is_told_with_a_remedy(
+def test_a_damaged_file_of_the_loop_is_reported_with_a_remedy(
     client: TestClient, tmp_path: Path, name: str
 ) -> None:
     folder_of(tmp_path).mkdir()
@@ -232,7 +234,7 @@ def test_a_damaged_file_of_the_loop_is_told_with_a_remedy(
     assert f"{name}: cannot be read" in reply.json()["detail"]
 
 
-def test_what_is_known_without_the_server_is_shown_while_it_is_halted(
+def test_the_overview_is_shown_while_the_server_is_halted(
     tmp_path: Path, short_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chat_routes, "DESCRIBE_S", 1.0)
@@ -251,7 +253,7 @@ def test_what_is_known_without_the_server_is_shown_while_it_is_halted(
 
 
 @pytest.mark.promise("account-rater-page-chat")
-def test_people_with_accounts_sign_in_and_are_one_whatever_their_browsers_say(
+def test_a_person_with_an_account_is_one_rater_in_all_browsers(
     base: Path, tmp_path: Path, short_folder: Path
 ) -> None:
     gateway = SmallGateway.at(
@@ -300,7 +302,7 @@ def over(
         yield stack.enter_context(TestClient(app, base_url="http://127.0.0.1", raise_server_exceptions=False))
 
 
-def test_what_is_wrong_is_refused_by_its_field(client: TestClient, tmp_path: Path) -> None:
+def test_a_wrong_field_is_refused_by_name(client: TestClient, tmp_path: Path) -> None:
     folder_of(tmp_path).mkdir()
     new, talk = begun(client), talked(client)
     rating: dict[str, Any] = {"turn": 0, "id": "a-rating"}
@@ -328,7 +330,7 @@ def test_what_is_wrong_is_refused_by_its_field(client: TestClient, tmp_path: Pat
     assert client.get("/chat/none.js").status_code == 404
 
 
-def test_decisions_that_cannot_be_are_refused_by_what_stands_in_the_way(client: TestClient) -> None:
+def test_impossible_decisions_are_refused_with_the_obstacle(client: TestClient) -> None:
     why: dict[str, Any] = {"reason": "I say so"}
     for reply, status, field in (
         (post(client, "promote", version=7, **why), 404, "version"),
@@ -389,7 +391,7 @@ def test_a_round_that_fails_is_shown_with_its_cause_and_given_up(client: TestCli
     assert client.get("/api/chat/overview").json()["loop"]["abandoned"] is None
 
 
-def test_what_counts_is_changed_with_a_reason_that_stands_among_the_decisions(
+def test_weights_are_changed_with_a_reason_that_the_decisions_show(
     client: TestClient, tmp_path: Path
 ) -> None:
     write_state(folder_of(tmp_path), LoopState(order=LoopOrder(weights=("thumb=2",)).shown()))
@@ -412,7 +414,7 @@ def test_what_counts_is_changed_with_a_reason_that_stands_among_the_decisions(
     assert read_head_weights(folder_of(tmp_path)).standing == {"safety": 2.5}
 
 
-def test_satisfaction_is_told_by_day_and_by_person_until_somebody_leaves(client: TestClient) -> None:
+def test_satisfaction_is_shown_by_day_and_person_until_a_person_is_forgotten(client: TestClient) -> None:
     for me, thumbs in (("somebody-1", (True, False)), ("somebody-2", (True,)), ("somebody-3", ())):
         for number in range(2):
             talk = talked(client, me)
@@ -457,7 +459,7 @@ def test_each_agent_has_its_policy_and_its_ratings(base: Path, tmp_path: Path, s
             assert registry.ratings(policy) == ()
 
 
-def test_who_leaves_is_forgotten_also_where_a_server_is_away(
+def test_a_person_is_forgotten_also_while_a_server_is_away(
     base: Path, tmp_path: Path, short_folder: Path
 ) -> None:
     (tmp_path / "other").mkdir()
@@ -476,7 +478,7 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.mark.promise("turn-somebody-asked-about")
-def test_somebody_is_asked_where_heads_disagree_and_that_counts_for_no_version(
+def test_a_rating_is_requested_where_heads_disagree_and_counts_for_no_version(
     client: TestClient, judged: str, tmp_path: Path
 ) -> None:
     beside(tmp_path, judged)
@@ -503,7 +505,7 @@ def test_somebody_is_asked_where_heads_disagree_and_that_counts_for_no_version(
     assert (sources.count("chat-asked"), sources.count("chat")) == (len(asked), len(others))
 
 
-def test_a_correction_is_better_than_what_was_answered(client: TestClient, tmp_path: Path) -> None:
+def test_a_correction_is_preferred_to_the_answer(client: TestClient, tmp_path: Path) -> None:
     talk = begun(client)
     said = answer_of(post(client, "say", text="sum", **talk).text)["text"]
     given: dict[str, Any] = {"turn": 0, "id": "the-correction", **talk}
@@ -526,7 +528,7 @@ def version(number: int) -> NewVersion:
     return NewVersion(policy="default", version=number, sha256=f"{number}" * 64, **about)
 
 
-def test_a_person_waits_and_others_do_not() -> None:
+def test_a_person_over_the_limit_waits_and_others_do_not() -> None:
     clock = [0.0]
     limit = MessageLimit(2, lambda: clock[0])
     limit.count("ann")
@@ -557,7 +559,7 @@ def test_satisfaction_is_over_all_conversations() -> None:
     assert (older["satisfaction"], older["low"], older["blocked"]) == (None, None, 1)
 
 
-def test_a_browsers_own_name_is_shown_in_part() -> None:
+def test_the_browsers_name_is_shown_in_part() -> None:
     assert shown_name("0123456789abcdef") == "012345…"
     assert shown_name("user/7") == "user/7"
     assert shown_name("token/3/0123456789abcdef") == "token/3/012345…"
@@ -600,7 +602,7 @@ class Talker:
         return episode.total_return
 
 
-def test_a_thumb_is_of_the_answer_that_it_stands_at(talker: Talker) -> None:
+def test_a_thumb_rates_the_answer_next_to_it(talker: Talker) -> None:
     first, second = talker.answer("sum"), talker.answer()
     assert first["text"] != second["text"]
     assert talker.rate("thumb", second["turn"], up=True) == {"stored": True, "rewarded": False}
@@ -609,7 +611,7 @@ def test_a_thumb_is_of_the_answer_that_it_stands_at(talker: Talker) -> None:
     assert talker.total_return() == -1.0
 
 
-def test_what_the_conversation_goes_on_with_has_the_rewards(talker: Talker) -> None:
+def test_the_answer_that_continues_the_conversation_gets_the_rewards(talker: Talker) -> None:
     first, second = talker.answer("sum"), talker.answer()
     talker.rate("prefer", second["turn"], better="second")
     talker.answer("sea")
@@ -634,7 +636,7 @@ def test_a_choice_that_is_sent_again_is_the_same_choice(talker: Talker) -> None:
     assert talker.post("prefer", id="no-choice", turn=third["turn"], better="first").json()["field"] == "turn"
 
 
-def test_a_choice_that_could_not_be_kept_is_none(talker: Talker) -> None:
+def test_a_choice_that_was_not_stored_does_not_count(talker: Talker) -> None:
     first, second = talker.answer("sum"), talker.answer()
     talker.post("thumb", id="the-thumb", turn=first["turn"], up=True)
     refused = talker.post("prefer", id="the-thumb", turn=second["turn"], better="first")
@@ -644,7 +646,7 @@ def test_a_choice_that_could_not_be_kept_is_none(talker: Talker) -> None:
 
 
 @pytest.mark.parametrize("is_rated", [False, True])
-def test_a_further_answer_is_held_against_the_one_that_was_better(talker: Talker, is_rated: bool) -> None:
+def test_a_further_answer_is_compared_with_the_better_one(talker: Talker, is_rated: bool) -> None:
     first = talker.answer("sum")
     if is_rated:
         talker.rate("thumb", first["turn"], up=True)

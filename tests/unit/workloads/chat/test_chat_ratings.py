@@ -90,7 +90,7 @@ def test_a_flood_counts_as_one_vote() -> None:
     assert len(found.kept) == 21
 
 
-def test_the_newest_of_the_same_counts() -> None:
+def test_the_newest_rating_of_an_answer_counts() -> None:
     found = filter_ratings(
         [
             row(at_s=9.0, score=False),
@@ -108,7 +108,7 @@ def test_the_newest_of_the_same_counts() -> None:
     assert len(found.kept) == 4
 
 
-def test_what_a_registry_numbers_is_newer_by_its_number() -> None:
+def test_ratings_of_a_registry_are_ordered_by_number() -> None:
     earlier, later = row(at_s=9.0, number=1), row(at_s=5.0, number=2, score=False)
     for rows in ([earlier, later], [later, earlier], [{**later, "at_s": 9.0}, earlier]):
         assert [one["number"] for one in filter_ratings(rows, RULES).kept] == [2]
@@ -126,7 +126,7 @@ def test_a_clock_that_was_ahead_takes_no_ratings_of_the_days_after() -> None:
     assert [one["number"] for one in found.kept] == [0, 1, 3, 4]
 
 
-def test_a_person_has_so_many_in_a_day() -> None:
+def test_ratings_per_person_and_day_are_limited() -> None:
     rules = RatingRules(daily_cap=3)
     rows = [row(response=str(number), at_s=float(number)) for number in range(5)]
     late = row(response="late", at_s=DAY_S + 1.5)
@@ -135,7 +135,7 @@ def test_a_person_has_so_many_in_a_day() -> None:
     assert found.dropped == {Reason.OVER_CAP: 2}
 
 
-def test_who_is_gone_is_gone_and_who_has_no_name_is_counted() -> None:
+def test_deleted_raters_are_left_out_and_unnamed_ones_counted() -> None:
     found = filter_ratings([row(), row("bob"), row(""), row("")], RULES, deleted={"bob"})
     assert found.dropped == {Reason.DELETED: 1}
     assert found.unnamed == 2
@@ -143,7 +143,7 @@ def test_who_is_gone_is_gone_and_who_has_no_name_is_counted() -> None:
 
 
 @pytest.mark.parametrize("by", ["others", "chance"])
-def test_liars_are_found_by_what_others_say(by: str) -> None:
+def test_liars_are_found_by_the_ratings_of_others(by: str) -> None:
     lying, caught, accused = 0, 0, 0
     for seed in range(5):
         people = population(60, seed=seed)
@@ -176,7 +176,7 @@ def test_numbers_that_do_not_fit_are_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("time", [float("nan"), float("inf"), float("-inf"), 10**400])
-def test_a_time_that_is_no_number_of_seconds_is_none(time: float) -> None:
+def test_an_invalid_time_is_ignored(time: float) -> None:
     found = filter_ratings([row(at_s=time)], RULES)
     assert (len(found.kept), found.dropped) == (1, Counter())
     found = filter_ratings([row(at_s=time), row(score=False)], RULES)
@@ -202,7 +202,7 @@ def test_profiles_and_topics_come_as_often_as_their_chances_say() -> None:
     assert {topic_of(draw_prompt(rng)) for _ in range(100)} == set(TOPICS)
 
 
-def test_the_topic_decides_what_is_on_topic() -> None:
+def test_a_response_is_on_topic_by_the_topic_of_its_prompt() -> None:
     assert (topic_of("how soil rose"), topic_of("hello")) == ("garden", "")
     assert read_profile("how soil rose", "seed").on_topic
     assert not read_profile("why train map", "seed").on_topic
@@ -219,7 +219,7 @@ def test_kinds_are_equally_many_and_few_lie() -> None:
         population(0, seed=0)
 
 
-def test_a_liar_says_the_opposite_with_the_same_chance() -> None:
+def test_a_liar_gives_the_opposite_with_the_same_probability() -> None:
     people = population(3, seed=0)
     honest, liar = Person("a", 1, is_liar=False), Person("b", 1, is_liar=True)
     for seed in range(200):
@@ -269,7 +269,7 @@ def test_members_are_heads_of_no_weight_and_disagree_where_thumbs_are_learned() 
     assert without_members({**shares, "thumb": 0.9}) == {"thumb": 0.9}
 
 
-def test_each_rating_is_counted_once_and_a_round_reads_none_that_came_later(tmp_path: Path) -> None:
+def test_each_rating_counts_once_and_a_round_reads_no_later_ones(tmp_path: Path) -> None:
     with loop_stand(tmp_path) as stand:
         stand.rate(5)
         new = NewRatings(POLICY, 2)
@@ -283,7 +283,7 @@ def test_each_rating_is_counted_once_and_a_round_reads_none_that_came_later(tmp_
         assert [row["number"] for row in believed(stand.registry, POLICY, 7)][3:] == [4, 6, 7]
 
 
-def test_prompts_are_what_people_said_and_those_of_the_run_each_once(tmp_path: Path) -> None:
+def test_prompts_of_people_and_of_the_run_are_used_once_each(tmp_path: Path) -> None:
     said = [{"role": "user", "content": "hi"}]
     more = [*said, {"role": "user", "content": "more"}]
     file = tmp_path / "prompts.jsonl"
@@ -308,7 +308,7 @@ def made(folder: Path, name: str) -> Path:
     return folder
 
 
-def test_the_newest_is_kept_without_what_people_wrote(tmp_path: Path) -> None:
+def test_the_newest_reward_model_is_kept_without_peoples_texts(tmp_path: Path) -> None:
     endpoint = {"role": "reward", "address": "127.0.0.1:1", "metrics_port": 0, "pid": 1}
     (tmp_path / "judge.json").write_text(json.dumps(endpoint))
     with ServedJudge(tmp_path) as served:
@@ -333,7 +333,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_change_counts_above_the_start_and_stands(folder: Path) -> None:
+def test_a_changed_weight_replaces_the_one_of_the_start(folder: Path) -> None:
     assert standing_weights(ORDER.shown(), read_head_weights(folder)) == EVERY
     assert weigh(folder, {"safety": 0.5}, "it is safe by now", "ann") == {**EVERY, "safety": 0.5}
     assert weigh(folder, {"thumb": 0}, "stars alone", "bob") == {**EVERY, "safety": 0.5, "thumb": 0.0}
@@ -355,7 +355,7 @@ def test_a_reward_model_has_the_weights_of_the_heads_that_it_has(folder: Path) -
     assert [one for one in weights if "thumb-" not in one] == ["--weight=thumb=2"]
 
 
-def test_what_cannot_be_is_refused_and_changes_nothing(folder: Path) -> None:
+def test_invalid_weights_are_refused_and_change_nothing(folder: Path) -> None:
     weigh(folder, {"safety": 0.5}, "before", "ann")
     before = read_head_weights(folder)
     for weights, message in (
@@ -371,7 +371,7 @@ def test_what_cannot_be_is_refused_and_changes_nothing(folder: Path) -> None:
         assert read_head_weights(folder) == before
 
 
-def test_a_head_that_the_loop_has_no_more_is_left_out(folder: Path) -> None:
+def test_a_head_removed_from_the_loop_is_left_out(folder: Path) -> None:
     weigh(folder, {"safety": 0.5}, "it is safe by now", "ann")
     other = LoopOrder(heads=("charm=0:10",)).shown()
     assert standing_weights(other, read_head_weights(folder)) == {"charm": 1.0, "preferred": 0.0}
@@ -380,7 +380,7 @@ def test_a_head_that_the_loop_has_no_more_is_left_out(folder: Path) -> None:
     assert standing_weights(thumbs, read_head_weights(folder)) == {"thumb": 0.0, "preferred": 0.0}
 
 
-def test_changes_at_the_same_time_are_all_there(folder: Path) -> None:
+def test_simultaneous_changes_are_all_kept(folder: Path) -> None:
     weigh(folder, {"relevance": 7.0}, "first", "ann")
     each = MOST_CHANGES // 4
 
@@ -406,7 +406,7 @@ def test_a_damaged_file_is_refused_with_a_remedy(folder: Path, text: str) -> Non
         read_head_weights(folder)
 
 
-def test_the_command_changes_weights_and_says_what_they_are(tmp_path: Path) -> None:
+def test_the_command_changes_weights_and_prints_them(tmp_path: Path) -> None:
     with loop_stand(tmp_path) as stand:
         words = ["weigh", str(stand.run.folder), "--weight", "safety=2", "--weight", "thumb=0.5"]
         done = CliRunner().invoke(loop_commands, [*words, "--reason", "children read it"])

@@ -37,7 +37,7 @@ def played(stepper: Stepper, steps: int, seed: int = 5) -> list[Stepped]:
     return taken
 
 
-def test_either_way_shows_and_pays_the_same() -> None:
+def test_both_implementations_give_equal_frames_and_rewards() -> None:
     pytest.importorskip("envpool", reason="EnvPool is an extra")
     steppers = [games("sync"), games("envpool")]
     first = [stepper.reset([1, 2])["observation"] for stepper in steppers]
@@ -67,7 +67,7 @@ WAYS = pytest.mark.parametrize(
 
 
 @WAYS
-def test_a_lost_life_ends_an_episode_of_training_and_the_game_goes_on(vectorise: Any) -> None:
+def test_a_lost_life_ends_an_episode_of_training_and_the_game_continues(vectorise: Any) -> None:
     lives, whole = games(vectorise, count=1), games(vectorise, count=1, whole=True)
     lives.reset([3])
     whole.reset([3])
@@ -89,7 +89,7 @@ def test_a_lost_life_ends_an_episode_of_training_and_the_game_goes_on(vectorise:
     np.testing.assert_array_equal(begins.ended.observation["observation"], begins.observation["observation"])
 
 
-def test_every_algorithm_is_shown_stacks_and_paid_clipped_rewards() -> None:
+def test_every_algorithm_gets_stacks_and_clipped_rewards() -> None:
     for algorithm in ("ppo", "dqn", "random"):
         layer = for_environment(BREAKOUT, algorithm)
         assert layer["environment"]["reward"] == [{"clip": [-1.0, 1.0]}]
@@ -102,7 +102,7 @@ def test_every_algorithm_is_shown_stacks_and_paid_clipped_rewards() -> None:
 
 
 @WAYS
-def test_what_begins_is_drawn_from_the_seed(vectorise: Any) -> None:
+def test_the_start_of_a_game_is_drawn_from_the_seed(vectorise: Any) -> None:
     stepper = games(vectorise, atari={"noop_max": 30, "sticky_actions": 0.25})
 
     def shown(*seeds: int) -> Any:
@@ -116,7 +116,7 @@ def test_what_begins_is_drawn_from_the_seed(vectorise: Any) -> None:
 
 
 @WAYS
-def test_a_limit_counts_steps_of_the_whole_game(vectorise: Any) -> None:
+def test_a_limit_counts_the_steps_of_a_whole_game(vectorise: Any) -> None:
     stepper = games(vectorise, max_episode_steps=60)
     stepper.reset([1, 2])
     steps = played(stepper, 130)
@@ -139,6 +139,6 @@ def test_a_limit_counts_steps_of_the_whole_game(vectorise: Any) -> None:
         ({"kwargs": {"mode": "hard"}}, r"environment\.kwargs=\{'mode': 'hard'\}.*cannot be made"),
     ],
 )
-def test_what_does_not_fit_a_game_is_named(section: dict[str, Any], words: str) -> None:
+def test_a_setting_that_does_not_fit_the_game_is_named(section: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         control.target(EnvironmentSection(**{"id": BREAKOUT, **section}))

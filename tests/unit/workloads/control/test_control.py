@@ -78,7 +78,7 @@ def test_spaces_and_target_are_those_of_the_environment(counting: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["Catch-v0", "Menu-v0", "Goals-v0", "Chat-v0", "Prompts-v0"])
-def test_environments_of_ours_need_no_module(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_built_in_environments_need_no_module(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(gymnasium.registry, name, raising=False)
     monkeypatch.delitem(sys.modules, module_of(name), raising=False)
     section = EnvironmentSection(id=name, mask_key="action_mask" if name == "Menu-v0" else "")
@@ -98,7 +98,7 @@ def test_environments_of_ours_need_no_module(name: str, monkeypatch: pytest.Monk
         ({"id": "Acrobot-v1", "vectorise": "vector"}, r"vectorise='vector'.*use 'auto' or 'sync'"),
     ],
 )
-def test_what_cannot_be_made_is_named(section: dict[str, Any], words: str) -> None:
+def test_an_environment_that_cannot_be_made_is_named(section: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         make(EnvironmentSection(**section), 1, 0)
 
@@ -126,7 +126,7 @@ def test_an_evaluation_plays_whole_games_with_a_seed_for_each() -> None:
     assert (game.atari.episodic_life, game.atari.frame_skip) == (False, 2)
 
 
-def test_spaces_become_data() -> None:
+def test_spaces_are_described_as_data() -> None:
     given = gymnasium.spaces.Dict(
         box=gymnasium.spaces.Box(-1, 1, (2,), np.float64),
         pair=gymnasium.spaces.Tuple((gymnasium.spaces.Discrete(3, start=5), gymnasium.spaces.MultiBinary(4))),
@@ -155,7 +155,7 @@ NUMBERED: Any = [(1, gymnasium.spaces.Discrete(2))]
         (gymnasium.spaces.Box(-1, 1, (60_000, 1000)), r"has 240000000 bytes, a message holds 8388608"),
     ],
 )
-def test_a_space_that_no_fragment_carries_is_named(space: Any, words: str) -> None:
+def test_an_unsupported_space_is_named(space: Any, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         to_space("action_space", space)
 
@@ -220,7 +220,7 @@ def test_the_part_of_an_observation_that_is_the_mask_is_not_shown() -> None:
         gymnasium.registry.pop("Inside-v7")
 
 
-def test_the_optimum_of_each_task_is_what_it_says() -> None:
+def test_the_stated_optimum_of_each_task_is_right() -> None:
     recall: Any = gymnasium.make("penstock.workloads.control.tasks:Recall-v0")
     for seed in range(20):
         cue, total, over, steps = int(recall.reset(seed=seed)[0].argmax()), 0.0, False, 0
@@ -269,7 +269,7 @@ def games(count: int) -> Any:
     return SyncVectorEnv([Lives] * count, autoreset_mode=AutoresetMode.DISABLED)
 
 
-def test_a_lost_life_is_an_end_without_a_reset() -> None:
+def test_a_lost_life_ends_an_episode_without_a_reset() -> None:
     rule = EpisodicLife(games(2))
     rule.reset(seed=0)
     ends = []
@@ -395,7 +395,7 @@ def test_observations_of_a_slot_are_not_those_of_the_next_one(way: str) -> None:
         assert np.array_equal(rows[path], np.repeat(expected[:, None], 2, 1))
 
 
-def test_an_environment_is_asked_for_nothing_before_the_first_reset() -> None:
+def test_no_attribute_of_an_environment_is_read_before_the_first_reset() -> None:
     stepper, environments = held()
     assert [one.calls for one in environments] == [[]] * SLOTS
     stepper.reset(range(SLOTS))

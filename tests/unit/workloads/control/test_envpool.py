@@ -56,7 +56,9 @@ def acrobot(seen: Any) -> Any:
         ("Acrobot-v1", 1050, acrobot),
     ],
 )
-def test_every_step_is_gymnasiums(environment_id: str, steps: int, state_of: Callable[[Any], Any]) -> None:
+def test_every_step_equals_gymnasiums(
+    environment_id: str, steps: int, state_of: Callable[[Any], Any]
+) -> None:
     pool = stepper(environment_id)
     by_hand = {"autoreset_mode": gymnasium.vector.AutoresetMode.DISABLED}
     reference: Any = gymnasium.make_vec(environment_id, SLOTS, "sync", vector_kwargs=by_hand)
@@ -87,7 +89,7 @@ def test_every_step_is_gymnasiums(environment_id: str, steps: int, state_of: Cal
 
 
 @pytest.mark.parametrize("environment_id", ["InvertedPendulum-v5", "Hopper-v5", "Walker2d-v5"])
-def test_mujoco_makes_gymnasiums_steps(environment_id: str) -> None:
+def test_mujoco_steps_equal_gymnasiums(environment_id: str) -> None:
     pytest.importorskip("mujoco", reason="Gymnasium's own needs the extra mujoco")
     pytest.importorskip("imageio", reason="Gymnasium's own needs the extra mujoco")
     pool = stepper(environment_id)
@@ -130,7 +132,7 @@ def test_an_end_in_the_last_step_of_the_limit_is_terminal_too() -> None:
     assert last.truncated.tolist() == [True]
 
 
-def test_all_may_end_at_once_and_with_the_very_first_step() -> None:
+def test_all_environments_may_end_at_once_and_at_the_first_step() -> None:
     pool = stepper("Pendulum-v1", max_episode_steps=1)
     shown = [pool.reset(SEEDS)["observation"]]
     for _ in range(3):
@@ -157,7 +159,7 @@ def test_threads_change_nothing(count: int, threads: int) -> None:
         np.testing.assert_array_equal(one.terminated, other.terminated)
 
 
-def test_each_slot_has_its_own_seed_and_the_same_one_begins_again() -> None:
+def test_each_slot_has_its_own_seed_and_the_same_seed_repeats_it() -> None:
     pool = stepper()
 
     def run(seeds: list[int]) -> Any:
@@ -177,7 +179,7 @@ def test_each_slot_has_its_own_seed_and_the_same_one_begins_again() -> None:
     np.testing.assert_array_equal(*(environment.reset(seed=3)[0] for _ in range(2)))
 
 
-def test_no_later_step_writes_into_what_was_shown() -> None:
+def test_no_later_step_writes_into_earlier_observations() -> None:
     pool = stepper()
     kept = [pool.reset(SEEDS)["observation"]]
     copies = [kept[0].copy()]
@@ -252,6 +254,6 @@ def test_unknown_bounds_are_none_and_arguments_reach_it() -> None:
         ({"atari": {}}, r"environment\.atari.*'CartPole-v1' is no Atari game"),
     ],
 )
-def test_what_does_not_go_with_it_is_named(section: dict[str, Any], words: str) -> None:
+def test_settings_that_envpool_does_not_support_are_named(section: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         control.target(EnvironmentSection(**section, vectorise="envpool"))

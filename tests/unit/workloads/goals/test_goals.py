@@ -62,7 +62,7 @@ def executor(folder: Path, command: list[str], *, limit_s: float = 5, output_byt
     return Commands(told, acts=True)
 
 
-def test_a_command_acts_in_its_own_folder(tmp_path: Path) -> None:
+def test_a_command_runs_in_its_own_folder(tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / f"{number}.log").write_text("full")
     outcome = executor(tmp_path, [FIND, ".", "-name", "*.log", "-print", "-delete"]).carry_out("act")
@@ -74,7 +74,7 @@ def test_a_command_acts_in_its_own_folder(tmp_path: Path) -> None:
     assert "No such file" in failed.output
 
 
-def test_one_that_may_not_act_starts_nothing(tmp_path: Path) -> None:
+def test_an_executor_without_permission_starts_nothing(tmp_path: Path) -> None:
     one = Commands(executor(tmp_path, [TOUCH, "done"])._file, acts=False)
     with pytest.raises(ConfigurationError, match="`penstock inject`.*environment.kwargs.actors_act=true"):
         one.carry_out("act")
@@ -93,7 +93,9 @@ def test_no_shell_reads_arguments(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("then", "limit_s", "error"), [("", 5, ""), ("import time; time.sleep(600)", 1.5, "above 1.5 s")]
 )
-def test_what_outlives_its_command_is_killed(tmp_path: Path, then: str, limit_s: float, error: str) -> None:
+def test_processes_that_outlive_their_command_are_killed(
+    tmp_path: Path, then: str, limit_s: float, error: str
+) -> None:
     code = (
         "import subprocess,sys; p=subprocess.Popen([sys.executable,'-c','import time; time.sleep(600)']);"
         f"print(p.pid, flush=True); {then}"
@@ -122,7 +124,7 @@ def test_output_is_bounded(tmp_path: Path) -> None:
     assert outcome.output == "\ufffd" + "x" * 9
 
 
-def test_a_clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_gets_a_clean_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_TOKEN", "s3cret")
     code = "import os,sys; print(sorted(os.environ), repr(sys.stdin.read()), os.getcwd())"
     outcome = executor(tmp_path, [PYTHON, "-c", code]).carry_out("act")
@@ -141,7 +143,7 @@ PROGRAMS = st.one_of(
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(program=PROGRAMS, arguments=st.lists(st.text(max_size=20), max_size=4))
-def test_nothing_is_started_that_is_not_on_the_list(
+def test_only_listed_commands_are_started(
     program: str, arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started: list[str] = []
@@ -216,7 +218,7 @@ def test_its_spaces_and_target_are_known_and_nothing_has_run(tmp_path: Path) -> 
     assert target(live.model_copy(update={"id": "CartPole-v1", "kwargs": {}})) == 475
 
 
-def test_it_is_not_evaluated(tmp_path: Path) -> None:
+def test_a_run_on_a_live_host_is_not_evaluated(tmp_path: Path) -> None:
     live = host_settings(tmp_path, count=1, actors_act=True)
     assert prepare(live, tmp_path, QUIET).evaluation.episodes == 0
     with pytest.raises(ConfigurationError, match="--dry-run: .*executor='simulated'"):
@@ -234,7 +236,7 @@ def test_it_is_not_evaluated(tmp_path: Path) -> None:
         (2, 1, {"actors_act": True}, "actor.count=2, .*set both to 1"),
     ],
 )
-def test_actors_act_only_where_the_run_says_so(
+def test_actors_act_only_where_the_run_allows_it(
     tmp_path: Path, count: int, slots: int, kwargs: dict[str, Any], why: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=why):
@@ -250,7 +252,7 @@ def call(*words: object) -> tuple[int, str]:
     return reply.exit_code, reply.output
 
 
-def test_check_names_what_is_wrong_with_a_line(tmp_path: Path) -> None:
+def test_check_names_the_fault_of_a_line(tmp_path: Path) -> None:
     lines = [line(number, event) for number, event in enumerate(truth.bandit_log(0, 900))]
     code, output = call("check", written(tmp_path, lines))
     assert code == 0
@@ -264,7 +266,7 @@ def test_check_names_what_is_wrong_with_a_line(tmp_path: Path) -> None:
     assert (code, "the file is empty" in output) == (1, True)
 
 
-def test_policies_are_judged_beside_closed_forms(tmp_path: Path) -> None:
+def test_estimates_equal_closed_forms(tmp_path: Path) -> None:
     path = bandit_log(tmp_path, 0, 4000)
     words = ("--policy", "uniform", "--policy", "always:action1", *PLAIN, "--json")
     code, output = call("evaluate", path, *words)
@@ -311,9 +313,7 @@ def test_late_rewards_enter(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("policy", ["uniform", "always:action0", "always:action1", "always:action2"])
-def test_propensities_of_other_lines_are_refused_whatever_policy_is_judged(
-    tmp_path: Path, policy: str
-) -> None:
+def test_shuffled_propensities_are_refused_for_every_policy(tmp_path: Path, policy: str) -> None:
     events = truth.bandit_log(3, 2000)
     shuffled = [event.logged for event in events]
     random.Random(0).shuffle(shuffled)
@@ -323,7 +323,7 @@ def test_propensities_of_other_lines_are_refused_whatever_policy_is_judged(
     assert (code, "the propensities do not belong to the actions" in output) == (1, True), output
 
 
-def test_an_interval_without_width_says_what_it_leaves_out(tmp_path: Path) -> None:
+def test_an_interval_without_width_states_what_it_omits(tmp_path: Path) -> None:
     path = bandit_log(tmp_path, 0, 600, result={"success": True})
     code, output = call("evaluate", path, "--policy", "always:action1", *PLAIN)
     assert (code, "would not show, and the intervals leave it out" in output) == (0, True), output
@@ -403,7 +403,7 @@ def test_a_folder_that_is_taken_is_refused(tmp_path: Path) -> None:
     assert (code, "holds something already" in output) == (2, True)
 
 
-def test_a_log_that_no_environment_holds_is_recorded_whole_and_measured_by_a_sample(
+def test_a_large_log_is_recorded_whole_and_measured_by_a_sample(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.workloads.goals.trace_index.MOST_LINES", COUNT // 2)
@@ -437,7 +437,7 @@ def test_it_is_a_gymnasium_environment_whose_seed_says_all() -> None:
     assert environment.step(np.int64(ACTIONS.index("check_disks")))[1] == pytest.approx(-0.51)
 
 
-def test_readings_tell_every_state() -> None:
+def test_readings_distinguish_every_state_of_a_host() -> None:
     host = SimulatedHost()
     signs = set()
     for index in range(len(STATES)):
@@ -447,7 +447,7 @@ def test_readings_tell_every_state() -> None:
     assert len(signs) == len(STATES)
 
 
-def test_it_starts_no_command_unless_actors_act(tmp_path: Path) -> None:
+def test_actors_start_no_command_unless_allowed(tmp_path: Path) -> None:
     goals = str(goals_file(tmp_path))
     task = GoalTask(executor="commands", goals=goals)
     assert (task.observation_space.shape, task.action_space.n) == ((12,), 3)  # type: ignore[attr-defined]
@@ -497,14 +497,14 @@ def returns_of(task: TraceReplay, episodes: int) -> np.ndarray:
     return np.array(rewards)
 
 
-def test_replay_it_is_a_gymnasium_environment(tmp_path: Path) -> None:
+def test_the_replay_is_a_gymnasium_environment(tmp_path: Path) -> None:
     path = bandit_log(tmp_path, 0, 100)
     check_env(TraceReplay(trace_file=str(path)), skip_render_check=True)
     made = gymnasium.make("penstock.workloads.goals.tasks:Traces-v0", trace_file=str(path), mode="model")
     assert made.reset(seed=0)[1] == {"mode": "model"}
 
 
-def test_matched_decisions_earn_what_is_true(tmp_path: Path) -> None:
+def test_matched_decisions_earn_the_true_return(tmp_path: Path) -> None:
     path = bandit_log(tmp_path, 0, 6000)
     found = returns_of(TraceReplay(trace_file=str(path), reward=BANDIT_LOG_PLAIN), 6000)
     error = found.std() / np.sqrt(len(found))
@@ -526,7 +526,7 @@ def test_a_full_log_answers_every_action(tmp_path: Path) -> None:
     assert abs(found.mean() - truth.bandit_value(truth.TARGET)) < 4 * found.std() / np.sqrt(len(found))
 
 
-def test_a_model_answers_by_what_it_has_fitted(tmp_path: Path) -> None:
+def test_a_reward_model_answers_by_its_fit(tmp_path: Path) -> None:
     task = TraceReplay(trace_file=str(bandit_log(tmp_path, 0, 5000)), mode="model", reward=BANDIT_LOG_PLAIN)
     for episode in range(30):
         seen, _ = task.reset(seed=episode)
@@ -580,7 +580,7 @@ def test_another_action_ends_an_episode_of_several_decisions(tmp_path: Path) -> 
         ({}, {"reward": {"luck": 1}}, "reward.luck: unknown"),
     ],
 )
-def test_what_does_not_fit_is_named(
+def test_settings_that_do_not_fit_are_named(
     tmp_path: Path, changes: dict[str, Any], kwargs: dict[str, Any], why: str
 ) -> None:
     path = bandit_log(tmp_path, 0, 60, **changes)

@@ -36,7 +36,7 @@ from penstock.workloads.goals.injector_view import view_of
 
 
 @pytest.mark.parametrize("default", [False, True])
-def test_the_newest_line_counts_and_without_one_the_option(tmp_path: Path, default: bool) -> None:
+def test_the_last_switch_counts_and_without_one_the_option(tmp_path: Path, default: bool) -> None:
     assert is_on(tmp_path, default=default) is default
     for wanted in (not default, default, not default):
         switch(tmp_path, on=wanted, by="ada")
@@ -71,7 +71,7 @@ def test_a_version_that_fails_more_often_is_named_with_both_counts() -> None:
 
 
 @pytest.mark.parametrize(("before", "after", "share"), [(0.9, 0.3, 0.95), (0.8, 0.2, 0.9)])
-def test_a_deep_fall_is_seen_within_thirty_goals(before: float, after: float, share: float) -> None:
+def test_a_sharp_drop_is_detected_within_thirty_goals(before: float, after: float, share: float) -> None:
     found = 0
     for seed in range(100):
         successes, versions = seen([(before, 200, 1), (after, NEWEST, 2)], seed)
@@ -86,7 +86,7 @@ def test_a_steady_rate_and_a_better_one_are_no_drift(seed: int) -> None:
     assert not drifted([True] * 40 + [False] * 30, [1] * 40 + [2] * 30), "too few goals say nothing"
 
 
-def test_a_line_that_was_cut_anywhere_is_gone_and_the_next_is_whole(tmp_path: Path) -> None:
+def test_a_line_cut_anywhere_is_dropped_and_the_next_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "lines.jsonl"
     first, second = b'{"a":1}\n', b'{"text":"\xc3\xbc"}\n'
     for cut in range(len(second)):
@@ -146,7 +146,7 @@ def test_the_weighted_gradient_is_that_of_the_policy() -> None:
     assert distance(*decided(never)) > 10
 
 
-def test_what_is_done_is_as_likely_as_it_says() -> None:
+def test_an_action_is_done_with_the_probability_that_the_gate_reports() -> None:
     gate = Gate(threshold=0.6, explore=0.3, safe=(False, True, True, False, True))
     done = gate.done_with(CHANCES)
     actions, log_probs = decided(gate)
@@ -158,7 +158,7 @@ def test_what_is_done_is_as_likely_as_it_says() -> None:
     assert np.exp(log_probs) == pytest.approx(done[actions])
 
 
-def test_it_says_why() -> None:
+def test_the_gate_gives_its_reason() -> None:
     assert GATE.decide(CHANCES, 2, 0.5).why == "certainty 0.06 < 0.60"
     assert GATE.decide(CHANCES, 2, 0.5).action == NOTHING
     assert GATE.decide(CHANCES, 2, 0.001).why.endswith("tried as one of 2% of safe goals")
@@ -167,7 +167,7 @@ def test_it_says_why() -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"threshold": 1.1}, {"explore": -0.1}, {"threshold": float("nan")}])
-def test_what_is_no_probability_is_refused(wrong: dict[str, float]) -> None:
+def test_an_invalid_probability_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must be a probability"):
         Gate(**({"threshold": 0.7, "explore": 0.02} | wrong), safe=(False, True))
 
@@ -187,12 +187,12 @@ def test_quiet_hours_hold_from_their_first_minute_to_before_their_last() -> None
 
 
 @pytest.mark.parametrize("bad", ["", "22-6", "24:00-06:00", "22:00-06:60", "22:00-22:00", "22:00–06:00"])
-def test_hours_that_are_none_are_refused(bad: str) -> None:
+def test_invalid_hours_are_refused(bad: str) -> None:
     with pytest.raises(ValueError, match="quiet hours"):
         quiet_minutes(bad)
 
 
-def test_the_first_rule_that_forbids_is_told() -> None:
+def test_the_first_rule_that_forbids_is_reported() -> None:
     rules = InjectionRules(threshold=0.7, explore=0.0, daily_limit=3, quiet=["22:00-06:00"])
     assert rules.forbids(at(12, 0), 0, auto=False) == "auto is off"
     assert rules.forbids(at(23, 0), 0, auto=True) == "quiet hours"
@@ -232,7 +232,7 @@ def beat(**said: Any) -> Beat:
     return Beat(**given)
 
 
-def test_its_day_its_success_and_its_last_goals(tmp_path: Path) -> None:
+def test_the_page_shows_the_day_the_success_and_the_last_goals(tmp_path: Path) -> None:
     old, recent = goal(1, age_s=100_000.0), [goal(number) for number in range(2, 31)]
     held = goal(31, injected=False, held="threshold")
     waiting = goal(32, age_s=1.0, injected=False)
@@ -259,7 +259,9 @@ def test_its_day_its_success_and_its_last_goals(tmp_path: Path) -> None:
     ("said", "later_s", "state"),
     [({}, 0, "running"), ({}, 93, "running"), ({}, 95, "silent"), ({"ended": True}, 0, "ended")],
 )
-def test_whether_it_lives(tmp_path: Path, said: dict[str, Any], later_s: float, state: str) -> None:
+def test_the_page_shows_whether_an_injector_lives(
+    tmp_path: Path, said: dict[str, Any], later_s: float, state: str
+) -> None:
     write(tmp_path / INJECTIONS, goal(1, age_s=0.0, injected=False))
     write_beat(tmp_path, beat(**said))
     seen = view_of(tmp_path, NOW + later_s)
@@ -280,7 +282,7 @@ def test_an_empty_folder_an_unreadable_pulse_and_why_it_stopped_are_shown(tmp_pa
     assert view_of(tmp_path, NOW)["state"] == "ended"
 
 
-def test_a_veto_that_comes_too_late_is_told(tmp_path: Path) -> None:
+def test_a_veto_that_comes_too_late_is_reported(tmp_path: Path) -> None:
     write(
         tmp_path / INJECTIONS, goal(1), goal(2, injected=False, held="threshold"), goal(3, injected=False),
         goal(4, injected=False, held="veto"),
@@ -302,7 +304,7 @@ def outcomes(count: int, seed: int = 0) -> tuple[list[float], list[bool]]:
     return certainty.tolist(), (random.random(count) < chance).tolist()
 
 
-def test_it_is_calibrated_on_outcomes_that_it_has_not_seen() -> None:
+def test_the_fit_of_success_is_calibrated_on_unseen_outcomes() -> None:
     fit = fit_success(*outcomes(LAST, seed=1))
     certainty, success = outcomes(LAST, seed=2)
     fitted = reliability([fit.at(one) for one in certainty], success)

@@ -95,7 +95,7 @@ def test_episodes_are_weighted_as_plain_python_weights_them(tmp_path: Path) -> N
     assert told["self_normalised"]["value"] == pytest.approx(truth.self_normalised(judged, 0.9), rel=1e-4)
 
 
-def test_episodes_that_are_not_whole_or_not_known_are_left_out() -> None:
+def test_incomplete_or_unknown_episodes_are_left_out() -> None:
     def column(first: int, valid: list[bool], ends: bool) -> tuple[Any, Any]:
         steps = len(valid)
         slot = SimpleNamespace(slot_id=0, episode_id=next(number), first_step=first)
@@ -116,7 +116,7 @@ def test_episodes_that_are_not_whole_or_not_known_are_left_out() -> None:
     assert [episode.is_whole for episode in episodes.values()] == [True, False, False, False]
 
 
-def test_what_does_not_belong_to_a_recording_is_refused(tmp_path: Path) -> None:
+def test_options_foreign_to_a_recording_are_refused(tmp_path: Path) -> None:
     recording, _ = recorded(tmp_path, 60)
     run, _ = a_run(tmp_path, recording)
     invoke = CliRunner().invoke
@@ -164,7 +164,7 @@ def test_an_episode_whose_last_line_is_broken_is_left_out(tmp_path: Path, broken
     assert (list(index.broken), index.episodes, index.decisions) == (["cut"], 1, 1)
 
 
-def test_decisions_come_by_the_first_line_of_their_episode(tmp_path: Path) -> None:
+def test_decisions_are_ordered_by_the_first_line_of_their_episode(tmp_path: Path) -> None:
     wanted = [(f"e{9 - number}", step) for number in range(9) for step in range(4)]
     lines = {one: row(*one) for one in wanted}
     begun = [lines.pop((name, 0)) for name, step in wanted if step == 0]
@@ -207,7 +207,7 @@ def test_a_sample_has_whole_episodes_of_all_of_the_log(
     assert not sample.faults
 
 
-def test_a_file_that_changes_while_it_is_read_is_told(tmp_path: Path) -> None:
+def test_a_file_that_changes_while_it_is_read_is_reported(tmp_path: Path) -> None:
     path = index_written(tmp_path, row("a", 0), row("b", 0))
     with TraceIndex.of(path) as index:
         path.write_text("x\n" * 200)
@@ -255,7 +255,7 @@ def test_files_of_other_systems_are_read(tmp_path: Path, begin: str, end: str) -
     assert (len(episodes), log.faults) == (2, [])
 
 
-def test_a_key_that_is_there_twice_is_a_fault(tmp_path: Path) -> None:
+def test_a_duplicate_key_is_a_fault(tmp_path: Path) -> None:
     twice = row("a", 0)[:-1] + ', "action": "stop"}'
     log, _ = read_log(index_written(tmp_path, twice, row("b", 0)))
     assert [(fault.line, fault.why) for fault in log.faults] == [
@@ -272,7 +272,7 @@ def test_a_key_that_is_there_twice_is_a_fault(tmp_path: Path) -> None:
         (None, "tasks.jsonl: cannot be read"),
     ],
 )
-def test_a_file_without_an_episode_says_why(tmp_path: Path, content: bytes | None, why: str) -> None:
+def test_a_file_without_an_episode_names_the_cause(tmp_path: Path, content: bytes | None, why: str) -> None:
     if content is not None:
         (tmp_path / "tasks.jsonl").write_bytes(content)
     with pytest.raises(ConfigurationError, match=why):
@@ -413,7 +413,7 @@ def test_intervals_of_episodes_cover_the_truth() -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_it_agrees_with_plain_python(seed: int) -> None:
+def test_estimates_equal_plain_python(seed: int) -> None:
     for episodes, target, discount in (
         (bandit(seed), truth.TARGET, 1.0),
         (truth.chain_log(seed, 100), truth.CHAIN_TARGET, truth.DISCOUNT),
@@ -449,7 +449,7 @@ def test_shuffled_propensities_are_noticed() -> None:
             judge(decisions_of(shuffled, truth.TARGET, 1.0), 1.0)
 
 
-def test_a_policy_that_is_never_like_the_logged_one_is_not_judged() -> None:
+def test_a_policy_without_overlap_with_the_log_is_not_judged() -> None:
     made = decisions_of(bandit(3), truth.TARGET, 1.0)
     rarely, overflowing = np.full_like(made.log_target, -30.0), made.log_logged.copy()
     rarely[:7], overflowing[0] = 0.0, -1000.0

@@ -40,12 +40,12 @@ def test_a_prompt_ends_where_the_assistant_begins() -> None:
 
 
 @pytest.mark.parametrize(("last", "first"), [(EOS, []), (C, [EOS])])
-def test_what_follows_begins_behind_the_end_that_was_sampled(last: int, first: list[int]) -> None:
+def test_the_next_prompt_begins_after_the_sampled_end(last: int, first: list[int]) -> None:
     follow = encoder().follow([Message("user", "a")], last, [Message("user", "b")])
     assert follow == [*first, USER, B, EOS, ASSISTANT]
 
 
-def test_prompt_answer_and_what_follows_are_the_rendering_of_all() -> None:
+def test_prompt_answer_and_later_turns_equal_the_rendering_of_all() -> None:
     made, ask = encoder(), [Message("user", "a")]
     call = ToolCall("call-0", "add", "{}")
     whole = [*ask, Message("assistant", "b c"), Message("tool", "a", tool_call_id=call.id)]
@@ -90,7 +90,7 @@ def test_a_tokenizer_without_a_chat_template_is_refused() -> None:
         ChatEncoder(build_tokenizer(["a"]))
 
 
-def test_what_cannot_be_rendered_is_refused_as_what_it_is() -> None:
+def test_messages_that_cannot_be_rendered_are_refused_with_the_reason() -> None:
     nested: object = {}
     for _ in range(5_000):
         nested = {"in": nested}
@@ -107,7 +107,7 @@ def test_arguments_nested_too_deep_stay_text() -> None:
     assert encoder().begin([Message("user", "a"), called, Message("tool", "b", tool_call_id="call-0")])
 
 
-def test_a_model_of_some_words_is_asked_in_those_alone() -> None:
+def test_a_model_of_some_words_refuses_other_words() -> None:
     made = ChatEncoder(chat_tokenizer("a", "b", "c", "add"), words=("a", "b"))
     assert made.begin([Message("user", " a\n b ")]) == [USER, A, B, EOS, ASSISTANT]
     with pytest.raises(ValueError, match=r"messages\[1\].content: 'c' is none of the 2 words of the model"):
@@ -170,13 +170,13 @@ def test_the_header_names_the_version_of_each_turn() -> None:
     assert [span.version for span in cut(NONE).header.weights] == [4]
 
 
-def test_episodes_are_told_with_all_that_they_earned() -> None:
+def test_episodes_are_reported_with_all_that_they_earned() -> None:
     _, episodes = ColumnFragments(SCHEMA, 3, 0).cut([TWO, CUT, NONE], FIELDS)
     told = sorted((one.slot_id, one.episode_return, one.length, one.terminated) for one in episodes)
     np.testing.assert_equal(told, [(0, 1.5, 3, True), (1, -1.0, 1, False)])
 
 
-def test_a_tensor_that_columns_do_not_have_is_refused() -> None:
+def test_an_unknown_tensor_of_columns_is_refused() -> None:
     extra = fragment_schema(Discrete(12), Discrete(12), (TensorRule(name="extra/other", dtype="float32"),))
     with pytest.raises(ConfigurationError, match=r"tensors \['extra/other'\]"):
         ColumnFragments(extra, 1, 0)
@@ -255,7 +255,7 @@ def test_another_history_ends_the_column_truncated_and_begins_another() -> None:
     assert second.terminated
 
 
-def test_a_template_that_cannot_go_on_cuts_every_turn() -> None:
+def test_a_template_that_cannot_continue_cuts_every_turn() -> None:
     live = conversation(template=FORGETTING_TEMPLATE)
     ask(live, "a")
     answer(live, B, EOS)
@@ -274,7 +274,7 @@ def test_a_column_is_cut_where_the_next_answer_would_not_fit() -> None:
         ask(live, "a", "b", "c", "b", "a b c")
 
 
-def test_a_refused_prompt_leaves_the_conversation_as_it_was() -> None:
+def test_a_refused_prompt_leaves_the_conversation_unchanged() -> None:
     live = conversation(most=16)
     ask(live, "a")
     answer(live, B, EOS)

@@ -80,7 +80,7 @@ def finished(engine: ContinuousEngine, *answers: Growing) -> list[tuple[list[int
 
 
 @pytest.mark.promise("request-language-model-joins")
-def test_who_joins_a_running_batch_is_answered_as_alone(endless: ContinuousEngine) -> None:
+def test_a_request_that_joins_a_running_batch_is_answered_as_alone(endless: ContinuousEngine) -> None:
     cases = [(number, version, MOST - number) for number, version in enumerate((1, 1, 1, 2, 1))]
     alone = [finished(endless, ask(endless, *case))[0] for case in cases]
     assert [len(ids) for ids, _ in alone] == [MOST - number for number in range(5)]
@@ -106,7 +106,7 @@ def test_an_answer_that_cannot_be_drawn_fails_alone(endless: ContinuousEngine) -
     assert [(whole.ids, whole.finish)] == alone
 
 
-def test_the_likeliest_token_is_left_by_the_smallest_share() -> None:
+def test_the_smallest_share_leaves_the_likeliest_token() -> None:
     log_probs = torch.tensor([0.2, 0.5, 0.3]).log()
     assert only_likely(log_probs, 5e-324).argmax() == 1
     assert torch.isfinite(only_likely(log_probs, 5e-324)).sum() == 1
@@ -167,7 +167,7 @@ def test_tokens_and_log_probabilities_are_those_of_bare_generate(
 
 
 @pytest.mark.promise("request-language-model-joins")
-def test_a_version_of_no_numbers_fails_alone(engine: ContinuousEngine, base: Path, lora: bool) -> None:
+def test_a_version_with_nan_weights_fails_alone(engine: ContinuousEngine, base: Path, lora: bool) -> None:
     (alone,) = finished(engine, ask(engine, 1, 1))
     broken = policy_of(base, 3, lora=lora)
     with torch.no_grad():
@@ -179,7 +179,7 @@ def test_a_version_of_no_numbers_fails_alone(engine: ContinuousEngine, base: Pat
     assert "probabilities are no numbers" in str(lost.error)
 
 
-def test_what_is_cancelled_while_it_waits_is_never_read(endless: ContinuousEngine) -> None:
+def test_a_call_cancelled_while_waiting_is_never_read(endless: ContinuousEngine) -> None:
     running = [ask(endless, number, 1) for number in range(4)]
     waiting = ask(endless, 4, 1)
     endless.step()
@@ -197,7 +197,7 @@ def test_the_probe_is_answered_by_the_weights_of_the_version(
     assert engine.probe_answer(0, probe) != pytest.approx(expected.tolist(), abs=1e-2)
 
 
-def test_a_version_that_answers_is_not_dropped(engine: ContinuousEngine) -> None:
+def test_a_version_in_use_is_not_dropped(engine: ContinuousEngine) -> None:
     answer = ask(engine, 0, 1)
     assert not engine.drop(1)
     engine.step()
@@ -212,7 +212,7 @@ def test_a_version_that_answers_is_not_dropped(engine: ContinuousEngine) -> None
     assert finished(engine, ask(engine, 0, 0))
 
 
-def test_a_version_that_is_loaded_meanwhile_changes_no_answer(
+def test_loading_a_version_changes_no_answer_under_way(
     engine: ContinuousEngine, base: Path, blobs: dict[int, bytes]
 ) -> None:
     (expected,) = finished(engine, ask(engine, 0, 1))
@@ -234,7 +234,7 @@ def test_a_cancelled_answer_leaves_and_the_others_go_on(engine: ContinuousEngine
     assert finished(engine, second) == [alone]
 
 
-def test_an_end_cancels_what_is_left(engine: ContinuousEngine) -> None:
+def test_ending_cancels_remaining_calls(engine: ContinuousEngine) -> None:
     told: list[str] = []
     for number in range(5):
         request = Request(ids=PROMPTS[number], most=MOST, version=1)
@@ -245,7 +245,7 @@ def test_an_end_cancels_what_is_left(engine: ContinuousEngine) -> None:
     assert engine.under_way == 0
 
 
-def test_top_p_leaves_out_what_is_unlikely_and_the_log_probability_is_the_policys(
+def test_top_p_changes_the_draw_and_not_the_log_probability(
     engine: ContinuousEngine,
 ) -> None:
     sharp, greedy = ask(engine, 0, 1, top_p=1e-6), ask(engine, 0, 1, deterministic=True)
@@ -255,7 +255,7 @@ def test_top_p_leaves_out_what_is_unlikely_and_the_log_probability_is_the_policy
     assert min(sharp.log_prob) < -0.01
 
 
-def test_logits_that_are_changed_change_the_draw_and_not_the_log_probability(
+def test_changed_logits_change_the_sample_and_not_its_log_probability(
     engine: ContinuousEngine,
 ) -> None:
     biased = ask(engine, 0, 1, bias={25: 100.0})
@@ -283,7 +283,7 @@ def test_a_request_that_cannot_be_answered_is_refused(wrong: dict[str, Any], mes
         Request(**(usual | wrong))
 
 
-def test_weights_of_another_policy_are_refused_and_nothing_is_held(base: Path, lora: bool) -> None:
+def test_weights_of_another_policy_are_refused_and_not_kept(base: Path, lora: bool) -> None:
     policy = policy_of(base, lora=lora)
     held = LoadedPolicies(policy)
     other = LanguagePolicy(LanguageSection(model=str(base), rank=2, lora=True), seed=0)
@@ -338,7 +338,7 @@ def test_engines_of_all_names_answer_alike(dialogue: Path) -> None:
     ],
 )
 @pytest.mark.usefixtures("installed")
-def test_an_unknown_engine_is_refused_with_what_there_is(dialogue: Path, name: str, message: str) -> None:
+def test_an_unknown_engine_is_refused_with_the_known_ones(dialogue: Path, name: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         opened(name, dialogue)
 

@@ -101,7 +101,7 @@ def test_the_most_likely_tokens_are_those_of_transformers(model: Any, backend: C
         assert list(made.response(row)) == expected.tolist()
 
 
-def test_tokens_are_drawn_as_often_as_the_model_says(model: Any, backend: CachedGeneration) -> None:
+def test_tokens_are_drawn_with_the_models_probabilities(model: Any, backend: CachedGeneration) -> None:
     prompt = PROMPTS[0]
     made = backend.generate([prompt] * 4000, 1)
     with torch.inference_mode():
@@ -117,14 +117,14 @@ def test_tokens_are_drawn_as_often_as_the_model_says(model: Any, backend: Cached
     assert squared < bound
 
 
-def test_a_token_without_a_share_is_never_drawn() -> None:
+def test_a_token_with_probability_zero_is_never_sampled() -> None:
     shares = torch.full((4000, 6), -torch.inf)
     shares[:, 1], shares[:, 4] = np.log(0.999), np.log(0.001)
     drawn = draw(shares, torch.rand(4000, generator=torch.Generator().manual_seed(3), dtype=torch.float64))
     assert set(drawn.tolist()) == {1, 4}
 
 
-def test_generation_that_is_stopped_returns_what_there_is(backend: CachedGeneration) -> None:
+def test_stopped_generation_returns_the_tokens_so_far(backend: CachedGeneration) -> None:
     asked = 0
 
     def is_over() -> bool:
@@ -167,7 +167,7 @@ def test_a_prompt_is_on_one_side_whatever_the_order_of_the_file(base: Path, tmp_
     assert {one.prompt for one in first.held_out} != {one.prompt for one in other.held_out}
 
 
-def test_what_cannot_be_asked_is_named_and_counted(base: Path, tmp_path: Path) -> None:
+def test_unusable_prompts_are_named_and_counted(base: Path, tmp_path: Path) -> None:
     place = write(tmp_path, {"prompt": "apple bird"}, {"response": "x"}, {"prompt": "apple " * 9}, [1])
     made = read(base, place, held_out=0)
     assert made.bad.count == 3
@@ -176,7 +176,7 @@ def test_what_cannot_be_asked_is_named_and_counted(base: Path, tmp_path: Path) -
     assert made.held_out == ()
 
 
-def test_prompts_of_which_none_is_left_are_refused(base: Path, tmp_path: Path) -> None:
+def test_prompts_that_are_all_held_out_are_refused(base: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"1 prompts can be used and 1 of them are held out"):
         read(base, write(tmp_path, {"prompt": "apple bird"}))
 
@@ -222,7 +222,7 @@ def cut(
     return fragment, episodes
 
 
-def test_every_token_is_where_the_convention_says() -> None:
+def test_every_token_has_its_conventional_place() -> None:
     fragment, _ = cut((0.0, -1.0, 0.5, None))
     arrays: dict[str, Any] = fragment.arrays()
     assert fragment.header.steps == 4
@@ -252,7 +252,7 @@ def test_rewards_of_zero_and_of_minus_one_are_rewards() -> None:
     ]  # fmt: skip
 
 
-def test_every_response_is_an_episode_of_its_own() -> None:
+def test_every_response_is_its_own_episode() -> None:
     fragments = ColumnFragments(SCHEMA, 4, PAD)
     first, _ = cut((1.0, 1.0, 1.0, None), fragments=fragments)
     second, episodes = cut((1.0, 1.0, 1.0, 1.0), fragments=fragments, sequence=2)
@@ -262,7 +262,7 @@ def test_every_response_is_an_episode_of_its_own() -> None:
     assert {one.slot_id: one.length for one in episodes} == {0: 3, 1: 3, 2: 1, 3: 3}
 
 
-def test_a_batch_that_never_began_is_a_fragment_that_is_valid_nowhere() -> None:
+def test_a_batch_that_never_began_has_no_valid_step() -> None:
     nothing = Generated(
         tokens=np.zeros((4, 0), np.int64), log_prob=np.zeros((4, 0), np.float32),
         lengths=np.zeros(4, np.int64), ended=np.zeros(4, bool), whole=np.zeros(4, bool),
@@ -272,7 +272,7 @@ def test_a_batch_that_never_began_is_a_fragment_that_is_valid_nowhere() -> None:
     assert not fragment.arrays()["valid"].any()
 
 
-def test_the_header_says_whose_rewards_they_are() -> None:
+def test_the_header_names_the_reward_model() -> None:
     said = json.loads(cut((0.0, 1.0, None, None))[0].header.attributes)
     assert said == {
         "finish": {"eos": 2, "length": 2},
@@ -282,7 +282,7 @@ def test_the_header_says_whose_rewards_they_are() -> None:
     }
 
 
-def test_wrappers_change_what_the_learner_is_given_and_no_return() -> None:
+def test_wrappers_change_the_learners_rewards_and_no_return() -> None:
     section = EnvironmentSection.model_validate({"reward": [{"scale": 2.0}]})
     fragments = ColumnFragments(SCHEMA, 4, PAD, learner_reward(section))
     fragment, episodes = cut((0.5, -0.5, 1.0, None), fragments=fragments)
@@ -325,7 +325,7 @@ def score(base: Path, source: RewardSource, *, is_over: bool = False, **how: boo
     return found
 
 
-def test_a_source_reads_text_unless_it_has_the_tokenizer(base: Path) -> None:
+def test_a_source_gets_text_unless_it_has_the_tokenizer(base: Path) -> None:
     source = Recorder(rewards(1.0, 2.0), rewards(1.0, 2.0))
     score(base, source)
     assert source.shown == [
@@ -337,7 +337,7 @@ def test_a_source_reads_text_unless_it_has_the_tokenizer(base: Path) -> None:
     assert source.shown[0].prompt_ids == (1, 9)
 
 
-def test_a_source_that_is_away_is_asked_again(base: Path) -> None:
+def test_an_unavailable_source_is_retried(base: Path) -> None:
     given = score(base, Recorder(Unavailable("away"), Unavailable("away"), rewards(0.0, None)))
     assert given is not None
     assert given.values == (0.0, None)
@@ -358,11 +358,11 @@ class Hanging:
 
 
 @pytest.mark.parametrize("source", [Recorder(Unavailable("away")), Hanging()], ids=["away", "hanging"])
-def test_no_reward_is_waited_for_when_the_work_is_over(base: Path, source: RewardSource) -> None:
+def test_no_reward_is_awaited_when_the_work_is_over(base: Path, source: RewardSource) -> None:
     assert score(base, source, is_over=True) is None
 
 
-def test_what_no_repetition_changes_ends_the_actor(base: Path) -> None:
+def test_a_permanent_error_of_the_source_ends_the_actor(base: Path) -> None:
     with pytest.raises(Fatal, match=r"environment\.kwargs\.reward: NaN"):
         score(base, Recorder(BadReward("NaN")))
 

@@ -86,7 +86,7 @@ def test_a_model_publishes_its_adapter(base: Path) -> None:
     assert model.target == 0.5
 
 
-def test_a_critic_with_an_adapter_is_the_learners_alone(base: Path) -> None:
+def test_only_the_learner_has_a_critic_with_an_adapter(base: Path) -> None:
     asked = {"model": str(base), "rank": 4, "critic": "adapter"}
     model = made(base, policy={"kwargs": asked})
     assert "critic" not in json.loads(model.specification.policy_json)["kwargs"]
@@ -97,7 +97,7 @@ def test_a_critic_with_an_adapter_is_the_learners_alone(base: Path) -> None:
         made(base, policy={"kwargs": asked}, algorithm=without)
 
 
-def test_an_adapter_that_has_not_arrived_is_found_out_by_the_probe(base: Path) -> None:
+def test_the_probe_finds_a_missing_adapter(base: Path) -> None:
     rates = {"name": "token_ppo", "batch_steps": 512, "learning_rate": 2e-3, "critic_learning_rate": 2e-3}
     model = made(base, algorithm=rates)
     module, probe = model.algorithm.published_modules()["default"], model.specification.probe
@@ -119,7 +119,7 @@ def test_an_adapter_that_has_not_arrived_is_found_out_by_the_probe(base: Path) -
         assert model.quarantine.holds(3) is held
 
 
-def test_a_training_begins_with_weights_that_are_named(base: Path, tmp_path: Path) -> None:
+def test_a_training_starts_from_named_weights(base: Path, tmp_path: Path) -> None:
     module = made(base).algorithm.published_modules()["default"]
     moved = {name: np.add(array, 0.05, dtype=np.float32) for name, array in weights.snapshot(module).items()}
     file = tmp_path / "7.safetensors"
@@ -142,7 +142,7 @@ def test_a_training_begins_with_weights_that_are_named(base: Path, tmp_path: Pat
         (b"x", r"policy\.kwargs\.begin_with='.*other': holds no weights of this network"),
     ],
 )
-def test_weights_that_cannot_be_begun_with_are_refused(
+def test_unusable_start_weights_are_refused(
     base: Path, tmp_path: Path, content: bytes | None, message: str
 ) -> None:
     file = tmp_path / ("absent" if content is None else "other")
@@ -159,12 +159,14 @@ def test_weights_that_cannot_be_begun_with_are_refused(
         ({"actor": {"unroll_length": 65}}, r"actor\.unroll_length=65: .* reads 64 tokens"),
     ],
 )
-def test_what_does_not_fit_together_is_refused(base: Path, section: dict[str, Any], message: str) -> None:
+def test_settings_that_do_not_fit_together_are_refused(
+    base: Path, section: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigurationError, match=message):
         made(base, **section)
 
 
-def test_models_that_are_read_at_once_leave_torch_as_it_was(base: Path) -> None:
+def test_models_read_at_once_leave_torch_unchanged(base: Path) -> None:
     section = LanguageSection(model=str(base))
     with ThreadPoolExecutor(3) as threads:
         made = list(threads.map(lambda _: make_network(section, 0), range(24)))
@@ -172,7 +174,9 @@ def test_models_that_are_read_at_once_leave_torch_as_it_was(base: Path) -> None:
         assert {parameter.device.type for parameter in network.parameters()} == {"cpu"}
 
 
-def test_a_folder_is_told_from_a_name_of_the_hub(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_is_distinguished_from_a_name_of_the_hub(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(base.parent)
     assert place_of("model", base.name) == str(base)
     assert place_of("model", "openai-community/gpt2") == "openai-community/gpt2"
@@ -262,7 +266,7 @@ def test_a_learned_tokenizer_gives_every_text_back_as_it_was() -> None:
         assert tokenizer.decode(ids, skip_special_tokens=True) == text.strip()
 
 
-def test_questions_and_answers_have_ends_of_their_own() -> None:
+def test_questions_and_answers_have_separate_end_tokens() -> None:
     tokenizer = tiny_models.learn_tokenizer(["a b c"], size=300, max_tokens=64)
     encoder = ChatEncoder(tokenizer)
     asked, answer = [Message("user", "a b")], Message("assistant", "c")
@@ -298,7 +302,7 @@ def two_threads() -> Iterator[None]:
 
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("is_stopped", [False, True])
-def test_a_tiny_model_learns_in_one_thread_and_leaves_the_others_as_they_were(is_stopped: bool) -> None:
+def test_a_tiny_model_learns_in_one_thread_and_restores_the_thread_count(is_stopped: bool) -> None:
     tokenizer = tiny_models.build_tokenizer(["a", "b"])
     model, stop = tiny_models.build_model(tokenizer, seed=0), ThreadWatch()
     if is_stopped:
@@ -399,7 +403,7 @@ def test_conversations_of_three_forms_say_the_same(tmp_path: Path) -> None:
         ({"conversations": [{"from": "bing", "value": "a"}]}, "has a message with from='bing'"),
     ],
 )
-def test_what_is_no_conversation_is_counted_and_named(tmp_path: Path, row: Any, said: str) -> None:
+def test_an_invalid_conversation_is_counted_and_named(tmp_path: Path, row: Any, said: str) -> None:
     found, bad = read_conversations([write(tmp_path, OPENAI, row)])
     assert len(found) == 1
     assert bad.shown[0].startswith("said.jsonl line 2: ")
@@ -426,14 +430,14 @@ def test_packaged_conversations_take_turns_and_each_is_there_once() -> None:
     assert len({one.messages for one in found}) == len(found)
 
 
-def test_what_people_say_is_also_had_as_they_type_it() -> None:
+def test_conversations_are_also_used_in_lower_case() -> None:
     one = packaged_conversations()[0]
     typed = as_typed(one)
     assert typed.messages[0].content == one.messages[0].content.lower().replace("?", "").replace(".", "")
     assert typed.messages[1] == one.messages[1]
 
 
-def test_an_answer_is_measured_by_the_nearest_that_is_known() -> None:
+def test_an_answer_is_measured_by_the_nearest_known_one() -> None:
     one = packaged_conversations()[0]
     question, answer = one.messages[0].content, one.messages[1].content
     assert closeness([question, one.messages[:1]], [answer, answer]) == [1.0, 1.0]
@@ -466,7 +470,7 @@ def talker(talks: Path) -> Path:
     return out
 
 
-def test_a_base_has_learned_how_people_are_answered(talker: Path) -> None:
+def test_a_base_model_has_learned_to_answer(talker: Path) -> None:
     told = json.loads((talker / RESULT).read_text())
     assert told["loss"] < told["loss_before"] - 0.5
     assert told["conversations"] + told["held_out"] == 150
@@ -474,14 +478,14 @@ def test_a_base_has_learned_how_people_are_answered(talker: Path) -> None:
     assert told["bad_shown"] == ["talks.jsonl line 151: prompt is an empty conversation"]
 
 
-def test_an_environment_speaks_with_its_tokenizer(talker: Path) -> None:
+def test_an_environment_uses_its_tokenizer(talker: Path) -> None:
     environment = ChatEnvironment(model=str(talker), max_length=48)
     observation, info = environment.reset(seed=0)
     assert info["messages"][0]["role"] == "user"
     assert (observation != environment._tokenizer.unk_token_id).all()
 
 
-def test_a_model_that_is_there_is_trained_further(talker: Path, talks: Path) -> None:
+def test_an_existing_model_is_trained_further(talker: Path, talks: Path) -> None:
     before = (talker / "model.safetensors").read_bytes()
     settings = pretraining_settings(["epochs=1", "max_tokens=48", "learning_rate=1e-4"])
     told = pretrain_base([talks], talks.parent / "further", settings, model=str(talker))
@@ -492,7 +496,7 @@ def test_a_model_that_is_there_is_trained_further(talker: Path, talks: Path) -> 
 
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize(("is_small", "threads"), [(True, 1), (False, 2)])
-def test_a_small_model_of_its_own_is_trained_in_one_thread(
+def test_a_small_new_model_is_trained_in_one_thread(
     talker: Path, talks: Path, tmp_path: Path, is_small: bool, threads: int
 ) -> None:
     watch, settings = ThreadWatch(), pretraining_settings([*SETTINGS, "epochs=0.1"])
@@ -501,7 +505,7 @@ def test_a_small_model_of_its_own_is_trained_in_one_thread(
     assert watch.threads == {threads}
 
 
-def test_what_cannot_be_used_is_refused_by_name(talker: Path, talks: Path) -> None:
+def test_unusable_input_is_refused_by_name(talker: Path, talks: Path) -> None:
     settings = pretraining_settings(SETTINGS)
     long = talks.parent / "long.jsonl"
     long.write_text(json.dumps({"prompt": "how", "response": "the " * 20}) + "\n")
@@ -533,7 +537,7 @@ TALK = Conversation(
 )
 
 
-def test_the_assistant_is_learned_and_people_are_context() -> None:
+def test_only_the_assistants_tokens_are_learned() -> None:
     [row] = supervised_rows([TALK], TOKENIZER, 64, BadRows())
     words = TOKENIZER.convert_ids_to_tokens(row.ids)
     assert " ".join(words) == "<bos> how soil rose gladly seed <eos> why lawn maybe spade <eos>"
@@ -541,7 +545,7 @@ def test_the_assistant_is_learned_and_people_are_context() -> None:
     assert learned == ["gladly", "seed", "<eos>", "maybe", "spade", "<eos>"]
 
 
-def test_what_does_not_fit_is_cut_behind_an_answer() -> None:
+def test_a_long_conversation_is_cut_after_an_answer() -> None:
     bad = BadRows()
     [row] = supervised_rows([TALK], TOKENIZER, 11, bad)
     assert len(row.ids) == 7

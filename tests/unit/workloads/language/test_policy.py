@@ -120,7 +120,7 @@ def test_training_moves_the_policy_and_not_the_reference(base: Path, lora: bool)
     assert torch.equal(policy.reference_log_prob(rows), before)
 
 
-def test_what_is_published_is_an_adapter_of_peft(base: Path) -> None:
+def test_the_published_weights_are_a_peft_adapter(base: Path) -> None:
     policy = moved(policy_of(base))
     own, peft = policy.state_dict(), get_peft_model_state_dict(policy.network, save_embedding_layers=False)
     assert own.keys() == peft.keys()
@@ -153,7 +153,7 @@ def test_other_weights_are_refused(base: Path) -> None:
         policy.load_state_dict(state)
 
 
-def test_padding_and_the_other_rows_are_nothing_to_a_row(base: Path) -> None:
+def test_padding_and_other_rows_do_not_change_a_row(base: Path) -> None:
     policy, rows, longer = moved(policy_of(base)), rows_of(), rows_of(more=5)
     garbage = longer.tokens.where(longer.present, torch.tensor(7))
     actions = torch.zeros(rows.tokens.numel(), dtype=torch.long)
@@ -171,7 +171,7 @@ def test_padding_and_the_other_rows_are_nothing_to_a_row(base: Path) -> None:
 
 
 @pytest.mark.parametrize("shared_trunk", [True, False])
-def test_the_value_loss_reaches_the_adapter_where_the_trunk_is_shared(base: Path, shared_trunk: bool) -> None:
+def test_with_a_shared_trunk_the_value_loss_reaches_the_adapter(base: Path, shared_trunk: bool) -> None:
     policy = moved(policy_of(base, shared_trunk=shared_trunk))
     assert reached(gradients(policy, "value")[0]) == shared_trunk
 
@@ -255,7 +255,7 @@ def through_the_wire(sent: Fragment) -> Batch:
 
 
 @pytest.mark.parametrize("lag", [0, 1])
-def test_an_actor_that_never_lags_is_the_synchronous_loop(base: Path, lag: int) -> None:
+def test_without_lag_the_updates_equal_a_synchronous_loop(base: Path, lag: int) -> None:
     policy, learner, actor = (policy_of(base) for _ in range(3))
     alone, apart = algorithm_of(policy, minibatches=2), algorithm_of(learner, minibatches=2)
     published = [weights.encode(apart.published_modules()["default"])] * (lag + 1)
@@ -268,7 +268,7 @@ def test_an_actor_that_never_lags_is_the_synchronous_loop(base: Path, lag: int) 
     assert torch.equal(flat(policy), flat(learner)) is (lag == 0)
 
 
-def test_every_reward_arrives_as_it_was_given(base: Path) -> None:
+def test_every_reward_arrives_unchanged(base: Path) -> None:
     given = written_by(policy_of(base))
     assert {one.score for one in given} == {-1.0, 0.0, 1.0}
     responses = read_responses(through_the_wire(fragment(given, vocabulary=VOCABULARY)))
@@ -279,7 +279,7 @@ def test_every_reward_arrives_as_it_was_given(base: Path) -> None:
 
 
 @pytest.mark.parametrize("kwargs", [{}, {"shared_trunk": False}, {"critic": "adapter"}])
-def test_micro_batches_padding_and_order_are_nothing(base: Path, kwargs: dict[str, Any]) -> None:
+def test_micro_batches_padding_and_order_change_nothing(base: Path, kwargs: dict[str, Any]) -> None:
     given = written_by(moved(policy_of(base)))
     whole = batch_of(fragment(given, vocabulary=VOCABULARY))
     variants: dict[str, tuple[dict[str, Any], Batch]] = {
@@ -328,7 +328,7 @@ def test_bfloat16_trains_adapters_in_float32(base: Path, tmp_path: Path, how: st
     assert any(has_moved[len(policy.trained()) :])
 
 
-def test_a_restored_learner_goes_on_bit_by_bit(base: Path) -> None:
+def test_a_restored_learner_continues_bit_by_bit(base: Path) -> None:
     first, second = policy_of(base), policy_of(base, seed=9)
     algorithms = [algorithm_of(one, epochs=2, minibatches=2) for one in (first, second)]
     batch = batch_by(policy_of(base))
@@ -352,7 +352,7 @@ def reached(found: list[Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("gradient_checkpointing", [False, True])
-def test_each_loss_reaches_its_own_adapter_alone(base: Path, gradient_checkpointing: bool) -> None:
+def test_each_loss_reaches_only_its_own_adapter(base: Path, gradient_checkpointing: bool) -> None:
     policy = with_critic(base, gradient_checkpointing=gradient_checkpointing)
     for name, is_policy in (("log_prob", True), ("entropy", True), ("value", False)):
         own, critic = gradients(policy, name)
@@ -376,7 +376,7 @@ def test_checkpointed_activations_change_no_gradient(base: Path, critic: str) ->
 
 
 @pytest.mark.parametrize(("gradient_checkpointing", "times"), [(False, 1), (True, 2)])
-def test_activations_of_the_critic_are_computed_again_where_that_is_asked_for(
+def test_activations_of_the_critic_are_computed_again_on_request(
     base: Path, gradient_checkpointing: bool, times: int
 ) -> None:
     policy = with_critic(base, gradient_checkpointing=gradient_checkpointing)
@@ -389,7 +389,7 @@ def test_activations_of_the_critic_are_computed_again_where_that_is_asked_for(
     assert passes == {"policy": 1, "critic": times}
 
 
-def test_the_critic_moves_neither_policy_nor_reference_nor_they_it(base: Path) -> None:
+def test_critic_policy_and_reference_do_not_change_one_another(base: Path) -> None:
     policy, rows = policy_of(base, critic="adapter"), rows_of()
 
     def told() -> tuple[Tensor, Tensor, Tensor]:
@@ -427,7 +427,7 @@ def test_what_is_published_is_what_it_is_without_a_critics_adapter(base: Path) -
     assert places.isdisjoint(one.data_ptr() for one in critic.parameters())
 
 
-def test_a_checkpoint_holds_the_critic_and_brings_it_back(base: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_saves_and_restores_the_critic(base: Path, tmp_path: Path) -> None:
     policy = with_critic(base)
     algorithm, given = algorithm_of(policy, epochs=2), batch_by(policy)
     assert algorithm.update(given, progress=0.0).applied
@@ -451,7 +451,7 @@ def test_a_checkpoint_holds_the_critic_and_brings_it_back(base: Path, tmp_path: 
     [({"max_gradient_norm": 1e-12}, False), ({"critic_learning_rate": 1.0}, True)],
     ids=["own-norm", "learns-first"],
 )
-def test_the_critics_adapter_counts_in_its_own_norm_and_learns_first(
+def test_the_critics_adapter_has_its_own_gradient_norm_and_learns_first(
     base: Path, section: dict[str, Any], is_moved: bool
 ) -> None:
     policy = with_critic(base)

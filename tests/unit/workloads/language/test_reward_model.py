@@ -72,7 +72,7 @@ def test_a_rating_becomes_a_share_of_its_scale() -> None:
         ([], "0 heads: declare 1 to 32"),
     ],
 )
-def test_what_declares_no_heads_is_refused_by_name(texts: list[str], said: str) -> None:
+def test_invalid_heads_are_refused_by_name(texts: list[str], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         parse_heads(texts)
 
@@ -94,7 +94,7 @@ def test_a_loss_is_the_sum_over_heads_of_means_over_what_was_said() -> None:
     assert logits.grad.isfinite().all()
 
 
-def test_a_pair_pulls_its_numbers_apart_and_to_zero_together() -> None:
+def test_a_pair_separates_its_scores_around_zero() -> None:
     pairs = torch.tensor([[1.0, 3.0]], requires_grad=True)
     empty = torch.zeros(0, 2)
     loss = heads_loss(empty, empty, HEADS, pairs, 0.0)
@@ -108,7 +108,7 @@ def test_a_pair_pulls_its_numbers_apart_and_to_zero_together() -> None:
 
 
 @pytest.mark.parametrize("head", [0, 1])
-def test_the_least_loss_is_at_the_mean_of_what_was_said(head: int) -> None:
+def test_the_loss_is_least_at_the_mean_of_the_ratings(head: int) -> None:
     targets = torch.full((4, 2), NAN)
     targets[:, head] = torch.tensor([1.0, 1.0, 1.0, 0.0])
     shares = torch.linspace(0.05, 0.95, 19)
@@ -119,7 +119,7 @@ def test_the_least_loss_is_at_the_mean_of_what_was_said(head: int) -> None:
     assert float(shares[losses.index(min(losses))]) == pytest.approx(0.75)
 
 
-def test_measures_are_of_what_was_said_alone() -> None:
+def test_measures_use_only_given_ratings() -> None:
     shares = np.array([[0.9, 0.5], [0.4, 0.5], [0.4, 0.5]])
     targets = np.array([[1.0, NAN], [1.0, NAN], [0.0, 0.25]])
     found = measure_heads(["thumb", "charm"], shares, targets, np.array([2.0, -1.0, 0.0]))
@@ -187,7 +187,7 @@ def test_a_model_of_heads_that_is_read_again_says_the_same(place: Path) -> None:
     assert [one.reward for one in again.judge(SAMPLES)] == pytest.approx([one.reward for one in said])
 
 
-def test_what_somebody_said_counts_instead_of_the_guess(place: Path) -> None:
+def test_a_given_rating_replaces_the_prediction(place: Path) -> None:
     model = HeadsModel.load(place / "model")
     [said] = model.judge(SAMPLES[:1])
     prompt, response = SAMPLES[0].prompt, SAMPLES[0].response
@@ -232,7 +232,7 @@ def test_weights_of_heads_say_what_counts(place: Path) -> None:
             train(order(place, out=place / "never", weights=weights))
 
 
-def test_what_nobody_has_rated_counts_nothing(place: Path, tmp_path: Path) -> None:
+def test_heads_without_ratings_count_nothing(place: Path, tmp_path: Path) -> None:
     file = tmp_path / "thumbs.jsonl"
     thumbs = [one for one in rows(0) if one.get("key") == "thumb" and "score" in one]
     file.write_text("".join(json.dumps(one) + "\n" for one in thumbs))
@@ -247,7 +247,7 @@ def test_what_nobody_has_rated_counts_nothing(place: Path, tmp_path: Path) -> No
     }
 
 
-def test_what_cannot_be_used_is_refused_by_name(place: Path) -> None:
+def test_unusable_input_is_refused_by_name(place: Path) -> None:
     with pytest.raises(ConfigurationError, match="holds a trained reward model already"):
         train(order(place))
     with pytest.raises(ConfigurationError, match=f"holds no {HEADS_CARD}"):
@@ -298,7 +298,7 @@ def test_pairs_that_are_given_and_pairs_of_one_prompt_are_measured() -> None:
         (0, None, ""),
     ],
 )
-def test_what_chance_gives_as_well_is_doubted(pairs: int, accuracy: float | None, width: str) -> None:
+def test_a_model_no_better_than_chance_is_doubted(pairs: int, accuracy: float | None, width: str) -> None:
     said = doubt(asdict(Measures(pairs=pairs, pair_accuracy=accuracy)))
     assert bool(said) is bool(width)
     assert (f"pair_accuracy {accuracy} of {pairs} pairs" in said) is bool(width)
@@ -439,7 +439,7 @@ def test_token_ids_are_read_as_they_were_sampled(base: Path, tmp_path: Path) -> 
     assert loaded.score([cut_off]).values[0] != pytest.approx(scores[0], abs=1e-4)
 
 
-def test_a_response_that_its_length_ended_is_read_without_an_end(base: Path, tmp_path: Path) -> None:
+def test_a_response_cut_by_its_length_is_read_without_an_end_token(base: Path, tmp_path: Path) -> None:
     make_reward_model(base, folder := tmp_path / "reward")
     encoder = RewardModel.load(folder).encode
     eos = load_tokenizer(str(base)).eos_token_id
@@ -453,7 +453,7 @@ def test_a_response_that_its_length_ended_is_read_without_an_end(base: Path, tmp
     assert encoder(Sample(prompt_ids=tuple(row[:-2]), response_ids=tuple(row[-2:]), cut_short=True)) == row
 
 
-def test_another_base_model_is_found_out(base: Path, tmp_path: Path) -> None:
+def test_a_different_base_model_is_detected(base: Path, tmp_path: Path) -> None:
     scores = make_reward_model(base, folder := tmp_path / "reward")
     tokenizer = load_tokenizer(str(base))
     tiny_models.save(tiny_models.build_model(tokenizer, seed=5), tokenizer, tmp_path / "other")
@@ -464,7 +464,7 @@ def test_another_base_model_is_found_out(base: Path, tmp_path: Path) -> None:
     assert moved.score(TEXTS).values == pytest.approx(scores, abs=1e-6)
 
 
-def test_a_folder_that_holds_none_is_named(base: Path, tmp_path: Path) -> None:
+def test_a_folder_without_a_model_is_named(base: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="name a folder that `penstock rlhf reward train` wrote"):
         RewardModel.load(tmp_path)
     make_reward_model(base, folder := tmp_path / "reward")
@@ -475,7 +475,7 @@ def test_a_folder_that_holds_none_is_named(base: Path, tmp_path: Path) -> None:
         RewardModel.load(folder)
 
 
-def test_the_sha256_names_the_scores(base: Path, tmp_path: Path) -> None:
+def test_the_sha256_identifies_the_scoring_model(base: Path, tmp_path: Path) -> None:
     make_reward_model(base, folder := tmp_path / "reward")
     shutil.copytree(folder, tmp_path / "copy")
     make_reward_model(base, other := tmp_path / "other", lora=False)

@@ -151,7 +151,7 @@ EMPTY_SAMPLE = b"\x0a\x00"
     ],
     ids=["noise", "one-more", "millions", "turns"],
 )
-def test_what_would_unfold_to_too_much_is_not_parsed(server: Served, data: bytes, words: str) -> None:
+def test_a_message_that_expands_too_much_is_not_parsed(server: Served, data: bytes, words: str) -> None:
     before = resident_bytes()
     with grpc.insecure_channel(server.address, [("grpc.max_send_message_length", -1)]) as channel:
         call: Callable[..., bytes] = channel.unary_unary(SCORE, lambda given: given, lambda given: given)
@@ -217,7 +217,7 @@ async def test_a_full_queue_is_overloaded_and_an_error_reaches_its_callers(
     queue.close()
 
 
-def test_every_call_of_the_service_has_its_parties() -> None:
+def test_every_call_of_the_service_names_its_callers() -> None:
     (service,) = pb.DESCRIPTOR.services_by_name.values()
     assert CALLS.keys() == {f"/{service.full_name}/{method.name}" for method in service.methods}
 
@@ -262,7 +262,7 @@ def test_minus_one_and_zero_are_rewards_and_none_is_none_in_a_list_or_an_array(
         (None, "returned NoneType: return a list"),
     ],
 )
-def test_what_is_no_reward_is_an_error_that_names_the_function(
+def test_an_invalid_reward_is_an_error_that_names_the_function(
     monkeypatch: pytest.MonkeyPatch, said: Any, message: str
 ) -> None:
     monkeypatch.setitem(SAID, "said", said)
@@ -311,7 +311,7 @@ def test_an_endpoint_is_sent_text_and_answers_rewards_without_a_line_in_the_log(
     assert caplog.records == []
 
 
-def test_what_may_pass_by_itself_is_asked_again() -> None:
+def test_a_temporary_failure_is_retried() -> None:
     with served([(503, b""), (429, b""), reply(rewards=[1.0] * 4)]) as (url, asked):
         assert (1.0,) * 4 == HttpRewards(url).score(SAMPLES).values
     assert 3 == len(asked)
@@ -376,7 +376,7 @@ def test_a_source_is_opened_by_its_name(tmp_path: Path) -> None:
         ("json:no_such_function", "cannot be loaded"),
     ],
 )
-def test_a_name_of_no_source_is_refused(text: str, message: str) -> None:
+def test_an_unknown_source_is_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         open_source(text)
 
@@ -473,7 +473,7 @@ class _StopAt(TrainerCallback):  # type: ignore[misc]  # transformers comes with
             self._stop.set()
 
 
-def test_an_interrupted_training_goes_on_as_if_nothing_had_been(
+def test_an_interrupted_training_continues_as_if_nothing_had_been(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = feedback(tmp_path, scored=40, pairs=20)
@@ -497,7 +497,7 @@ def test_an_interrupted_training_goes_on_as_if_nothing_had_been(
         train(resumed)
 
 
-def test_another_training_is_not_taken_for_the_interrupted_one(base: Path, tmp_path: Path) -> None:
+def test_a_different_training_is_not_continued(base: Path, tmp_path: Path) -> None:
     source = feedback(tmp_path, scored=20, pairs=0)
     stop = threading.Event()
     stop.set()
@@ -515,7 +515,7 @@ def test_another_training_is_not_taken_for_the_interrupted_one(base: Path, tmp_p
         train(replace(begun, resume=True))
 
 
-def test_a_reference_set_says_what_scores_are_usual(base: Path, tmp_path: Path) -> None:
+def test_a_reference_set_gives_the_mean_and_deviation_of_scores(base: Path, tmp_path: Path) -> None:
     reference = tmp_path / "reference.jsonl"
     responses = ["good great", "bad", "tree tree"]
     reference.write_text(
@@ -545,7 +545,7 @@ def test_rows_that_do_not_fit_are_counted_with_the_bad_ones(base: Path, tmp_path
         ("micro_batch=5", "micro_batch=5: batch=32 is no multiple of it"),
     ],
 )
-def test_a_setting_that_cannot_be_is_named(said: str, message: str) -> None:
+def test_an_invalid_setting_is_named(said: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         training_settings((said,))
 
@@ -561,7 +561,7 @@ def told(*rows: Any) -> Any:
     return to_opinions(((f"line {number}", one) for number, one in enumerate(rows, 1)), HEADS)
 
 
-def test_what_one_rater_says_of_a_response_is_one_opinion() -> None:
+def test_all_ratings_of_a_response_by_a_rater_are_one_example() -> None:
     found = told(
         row(key="thumb", score=True),
         row(key="relevance", score=5),
@@ -574,7 +574,7 @@ def test_what_one_rater_says_of_a_response_is_one_opinion() -> None:
     assert shares == [{"thumb": 1.0, "relevance": 0.25}, {"thumb": 0.0}, {"thumb": 1.0}, {"relevance": 0.5}]
 
 
-def test_pairs_and_other_keys_and_bad_rows_are_told_apart() -> None:
+def test_pairs_and_other_keys_and_bad_rows_are_distinguished() -> None:
     found = told(
         {"prompt": "a", "chosen": "x", "rejected": "y"},
         row(key="charm", score=3),

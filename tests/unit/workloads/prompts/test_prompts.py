@@ -61,11 +61,11 @@ OF_OTHERS = {
 
 
 @pytest.mark.parametrize("prompt", OF_OTHERS)
-def test_prompts_as_people_write_them(prompt: str) -> None:
+def test_prompts_as_people_write_them_are_classified(prompt: str) -> None:
     assert classify(read_prompt(prompt)) is OF_OTHERS[prompt]
 
 
-def test_prompts_of_templates_are_of_their_category_whatever_was_added() -> None:
+def test_template_prompts_keep_their_category_after_mutations() -> None:
     random, source = np.random.default_rng(3), PromptSource()
     for _ in range(500):
         prompt, category = source.draw(random)
@@ -88,7 +88,7 @@ def reward_of(every: int) -> CheckedReward:
     return CheckedReward(SourceReward(Length()), every=every)  # type: ignore[arg-type]
 
 
-def test_one_of_so_many_scores_waits_for_a_person() -> None:
+def test_one_score_in_many_waits_for_a_person() -> None:
     reward = reward_of(3)
     earned = [reward.of("a", "a" * number, "a" * (number + 1)) for number in range(1, 7)]
     assert earned == pytest.approx([0.1] * 6)
@@ -110,7 +110,7 @@ def test_a_person_agrees_or_does_not() -> None:
         reward.find("absent")
 
 
-def test_without_a_person_there_are_no_further_scores() -> None:
+def test_without_a_persons_answer_no_further_scores_are_given() -> None:
     reward = reward_of(1)
     for _ in range(MOST_WAITING):
         reward.of("a", "a", "aa")
@@ -120,7 +120,7 @@ def test_without_a_person_there_are_no_further_scores() -> None:
     assert reward.of("a", "a", "aa") == pytest.approx(0.1)
 
 
-def test_a_source_that_people_do_not_agree_with_is_asked_no_longer() -> None:
+def test_a_source_that_people_disagree_with_is_no_longer_used() -> None:
     reward = reward_of(1)
     for number in range(JUDGED_BY):
         reward.of("a", "a", "aa")
@@ -153,7 +153,7 @@ def embedded(body: Any) -> dict[str, Any]:
     return {"object": "list", "data": data[::-1]}
 
 
-def test_texts_become_rows_that_keep_angles_and_are_asked_for_once(tmp_path: Path) -> None:
+def test_embeddings_keep_angles_and_are_cached(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("secret-key\n")
     with JsonServer(embedded) as server:
         embedder = HttpEmbedder(f"{server.url}/v1/embeddings", model="small", key_file=str(tmp_path / "key"))
@@ -173,7 +173,7 @@ def test_texts_become_rows_that_keep_angles_and_are_asked_for_once(tmp_path: Pat
     np.testing.assert_allclose(read_reply(whole, 1, "there")[0], row / np.linalg.norm(row), rtol=1e-6)
 
 
-def test_what_passes_by_itself_is_asked_again_and_a_refusal_is_not() -> None:
+def test_temporary_failures_are_retried_and_refusals_are_not() -> None:
     statuses = [429, 503]
     with JsonServer(lambda body: statuses.pop() if statuses else embedded(body)) as server:
         embedder = HttpEmbedder(f"{server.url}/v1/embeddings", model="small")
@@ -197,12 +197,12 @@ def test_what_passes_by_itself_is_asked_again_and_a_refusal_is_not() -> None:
         json.dumps({"data": [{"index": 0, "embedding": [1.0] * (WIDTH + 1)}]}).encode(),
     ],
 )  # fmt: skip
-def test_a_reply_that_holds_no_embeddings_is_an_error_that_names_the_server(reply: bytes) -> None:
+def test_a_reply_without_embeddings_is_an_error_that_names_the_server(reply: bytes) -> None:
     with pytest.raises(EmbeddingError, match=r"^there: "):
         read_reply(reply, 1, "there")
 
 
-def test_a_key_never_leaves_the_machine_in_plain_words_and_is_in_no_message(tmp_path: Path) -> None:
+def test_a_key_is_never_sent_in_plaintext_nor_shown_in_a_message(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("secret-key")
     for url, file in (
@@ -263,7 +263,7 @@ def test_the_order_of_mutations_does_not_matter(prompt: str, one: list[int], oth
     assert applied(prompt, tuple(one[:3])) == applied(prompt, tuple(sorted(one[:3])))
 
 
-def test_what_the_mutations_do_to_a_request() -> None:
+def test_each_mutation_changes_a_request_as_documented() -> None:
     prompt = "Please, write a haiku about rain. Thanks a lot!"
     assert mutate(prompt, 1) == "Write a haiku about rain."
     assert mutate(prompt, 4).startswith(prompt + "\n\nWork in steps:")
@@ -298,13 +298,13 @@ def test_a_prompt_that_says_it_already_is_left_alone() -> None:
         (b"bytes", "prompt: must be a text, is a bytes"),
     ],
 )
-def test_what_is_no_prompt_is_refused_by_name(prompt: str, message: str) -> None:
+def test_an_invalid_prompt_is_refused_by_name(prompt: str, message: str) -> None:
     with pytest.raises(PromptError, match=message):
         mutate(prompt, 0)
 
 
 @pytest.mark.parametrize("action", [-1, 5, True, 1.0, "1", None])
-def test_what_is_no_action_is_refused_by_name(action: int) -> None:
+def test_an_invalid_action_is_refused_by_name(action: int) -> None:
     with pytest.raises(PromptError, match=r"action=.*: is no mutation; choose one of 0 try-catch-style, 1"):
         mutate("Write a poem.", action)
 
@@ -326,7 +326,7 @@ def test_bounds_help_code_and_hurt_a_poem_and_nothing_earns_nothing() -> None:
         assert REWARD.of(prompt, prompt, prompt) == 0.0
 
 
-def test_steps_before_examples_pay_and_neither_does_alone() -> None:
+def test_steps_before_examples_pay_and_neither_pays_alone() -> None:
     prompt = "Write a Python script."
     steps = mutate(prompt, 4)
     both = mutate(steps, 2)
@@ -351,7 +351,7 @@ def section_count(prompts: list[str], texts: list[str]) -> list[float | None]:
 SOURCE = f"{__name__}:section_count"
 
 
-def test_a_step_earns_the_difference_of_two_scores_and_each_text_is_scored_once() -> None:
+def test_a_step_earns_a_difference_of_scores_and_scores_each_text_once() -> None:
     ASKED.clear()
     reward = source_reward(SOURCE)
     bound = mutate(PROMPT, 3)

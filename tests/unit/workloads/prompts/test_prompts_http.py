@@ -118,7 +118,7 @@ def test_transitions_that_follow_one_another_are_one_episode(prompts: SmallPromp
     assert np.allclose(column(fragment, "observation")[3], embedding(3))
 
 
-def test_a_chain_that_nothing_follows_ends_truncated_where_it_was_seen_last(prompts: SmallPrompts) -> None:
+def test_an_idle_chain_ends_truncated_at_its_last_state(prompts: SmallPrompts) -> None:
     prompts.store(0, prompts.select(0), 1)
     prompts.store(7, prompts.select(7), 8)
     assert prompts.fragments() == []
@@ -137,7 +137,7 @@ def test_a_state_that_does_not_follow_begins_another_chain(prompts: SmallPrompts
     assert [column(one, "terminated") for one in prompts.fragments()] == [[False, True]] * 2
 
 
-def test_the_version_that_answered_is_the_one_that_counts(prompts: SmallPrompts) -> None:
+def test_a_transition_counts_for_the_version_that_answered(prompts: SmallPrompts) -> None:
     answer = prompts.select(0)
     prompts.served.publish(2)
     prompts.store(0, answer, 1, done=True, log_prob=-50.0)
@@ -146,14 +146,14 @@ def test_the_version_that_answered_is_the_one_that_counts(prompts: SmallPrompts)
     assert column(fragment, "log_prob") == pytest.approx([answer["log_prob"]])
 
 
-def test_a_likeliest_action_teaches_no_on_policy_algorithm(prompts: SmallPrompts) -> None:
+def test_the_likeliest_action_is_not_learned_from_on_policy(prompts: SmallPrompts) -> None:
     answer = prompts.select(0, deterministic=True)
     assert prompts.store(0, answer, 1, done=True).status_code == 200
     (fragment,) = prompts.fragments()
     assert column(fragment, "valid") == [False]
 
 
-def test_a_transition_that_comes_again_with_its_ticket_counts_once(prompts: SmallPrompts) -> None:
+def test_a_transition_repeated_with_its_ticket_counts_once(prompts: SmallPrompts) -> None:
     answer = prompts.select(0)
     for duplicate in (False, True):
         reply = prompts.store(0, answer, 1, done=True, ticket=answer["ticket"])
@@ -162,7 +162,7 @@ def test_a_transition_that_comes_again_with_its_ticket_counts_once(prompts: Smal
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_a_transition_without_ticket_leaves_an_answer_to_the_one_that_names_it(
+def test_a_transition_without_ticket_does_not_use_a_ticketed_answer(
     prompts: SmallPrompts, is_first: bool
 ) -> None:
     two = _equal_answers(prompts)
@@ -174,7 +174,7 @@ def test_a_transition_without_ticket_leaves_an_answer_to_the_one_that_names_it(
     assert [column(one, "reward") for one in prompts.fragments()] == [[-1.0], [2.0]]
 
 
-def test_a_transition_that_took_all_answers_does_not_stand_for_another(prompts: SmallPrompts) -> None:
+def test_a_transition_that_used_all_answers_does_not_count_for_another(prompts: SmallPrompts) -> None:
     two = _equal_answers(prompts)
     for _ in two:
         prompts.store(0, two[0], 1, done=True, reward=-1.0)
@@ -195,7 +195,7 @@ def _equal_answers(prompts: SmallPrompts) -> tuple[dict[str, Any], dict[str, Any
         before[answer["action"]] = answer
 
 
-def test_a_ticket_of_an_earlier_gateway_is_no_leave_to_count_twice(prompts: SmallPrompts) -> None:
+def test_a_ticket_of_an_earlier_gateway_is_refused(prompts: SmallPrompts) -> None:
     answer = prompts.select(0)
     prompts.store(0, answer, 1, done=True, ticket=answer["ticket"])
     prompts.api.given = GivenAnswers()
@@ -207,7 +207,7 @@ def test_a_ticket_of_an_earlier_gateway_is_no_leave_to_count_twice(prompts: Smal
     assert (taken.json()["verified"], len(prompts.fragments())) == (False, 1)
 
 
-def test_a_transition_of_no_answer_is_held_to_the_version_that_answers(prompts: SmallPrompts) -> None:
+def test_a_transition_of_no_answer_is_checked_against_the_answering_version(prompts: SmallPrompts) -> None:
     shown = prompts.post("/get_distribution", embedding=embedding(0)).json()["probabilities"]
     claimed = {"action": 2, "value": 0.0, "log_prob": float(np.log(shown[2]))}
     assert prompts.store(0, claimed, 1).json()["verified"] is False
@@ -231,7 +231,7 @@ def test_open_chains_are_bounded(prompts: SmallPrompts) -> None:
     assert sum(one.header.steps for one in prompts.fragments()) == most + 3
 
 
-def test_a_policy_server_that_was_started_again_takes_what_follows(prompts: SmallPrompts) -> None:
+def test_a_restarted_policy_server_takes_later_transitions(prompts: SmallPrompts) -> None:
     prompts.store(0, prompts.select(0), 1)
     for episode in list(prompts.served.stand.episodes):
         prompts.served.stand.episodes.close(episode)
@@ -276,7 +276,7 @@ def best(policy: Policy, *, prompt: str = PROMPT) -> OptimizeAnswer:
     return asyncio.run(path())
 
 
-def test_a_step_that_costs_is_kept_where_a_later_one_pays_for_it() -> None:
+def test_a_costly_step_is_kept_if_a_later_one_pays_for_it() -> None:
     found = best(Policy(4, 2))
     assert [step.mutation_type for step in found.path] == ["task-decomposition", "expansion"]
     rewards = [step.reward or 0.0 for step in found.path]
@@ -342,7 +342,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallPrompts]:
         ("policy", "an unknown field"),
     ],
 )
-def test_what_is_wrong_with_a_transition_is_told_by_field(
+def test_what_is_wrong_with_a_transition_is_refused_by_field(
     served: SmallPrompts, field: str, value: Any
 ) -> None:
     body = json.dumps(TRANSITION | {field: value})
@@ -358,9 +358,7 @@ def test_what_is_wrong_with_a_transition_is_told_by_field(
     ("number", "said"),
     [(2, "number 5 is 2, "), (-(10**14), f"number 5 is {-(10**14)}, "), (10**400, "of more than 15 digits")],
 )
-def test_a_number_that_is_too_large_is_told_as_it_was_sent(
-    served: SmallPrompts, number: int, said: str
-) -> None:
+def test_a_number_too_large_is_shown_as_it_was_sent(served: SmallPrompts, number: int, said: str) -> None:
     reply = served.post("/select_action", embedding=[*embedding(0)[:5], number, *embedding(0)[6:]])
     assert (reply.status_code, said in reply.json()["detail"]) == (422, True), reply.text
 
@@ -377,12 +375,12 @@ def test_a_ticket_of_another_state_or_action_is_refused(served: SmallPrompts) ->
     "name", ["../../etc/passwd", "/var/x", "a/b", "A", "", "x" * 65, "a\0b", "model.pt", "-", "--help"]
 )
 @pytest.mark.parametrize("path", ["/save", "/load"])
-def test_a_place_is_no_name(served: SmallPrompts, path: str, name: str) -> None:
+def test_a_checkpoint_name_is_no_path(served: SmallPrompts, path: str, name: str) -> None:
     reply = served.post(path, path=name)
     assert (reply.status_code, reply.json()["field"]) == (422, "path")
 
 
-def test_bodies_that_are_none_are_refused(served: SmallPrompts) -> None:
+def test_invalid_bodies_are_refused(served: SmallPrompts) -> None:
     large = b'"' + b"x" * (100 << 20) + b'"'
     for content, status in ((b"", 422), (b"{", 422), (b"[]", 422), (b"[" * 100_000, 422), (large, 413)):
         reply = served.client.post("/select_action", content=content, headers=JSON)
@@ -398,7 +396,7 @@ def test_other_hosts_and_origins_are_refused(served: SmallPrompts, headers: dict
     assert reply.status_code in {403, 421}
 
 
-def test_a_client_that_stores_and_never_updates_is_told_so(prompts: SmallPrompts) -> None:
+def test_a_client_that_stores_and_never_updates_is_warned(prompts: SmallPrompts) -> None:
     prompts.api.most_waiting = 3
     stored = [prompts.store(number, prompts.select(number), 99, done=True) for number in range(4)]
     assert [one.status_code for one in stored] == [200, 200, 200, 429]
@@ -446,7 +444,7 @@ def test_the_answers_are_those_of_the_contract(served: SmallPrompts) -> None:
     assert shown["mutation_types"][answer["action"]] == answer["mutation_type"]
 
 
-def test_a_body_that_breaks_off_is_an_error_of_its_sender(served: SmallPrompts) -> None:
+def test_a_truncated_body_is_an_error_of_its_sender(served: SmallPrompts) -> None:
     told = list[dict[str, Any]]()
     parts = iter([{"type": "http.request", "body": b'{"embedding": [', "more_body": True}])
 
@@ -512,7 +510,7 @@ def test_a_call_without_a_token_is_refused(doored: Doored, said: str) -> None:
     assert reply.headers["www-authenticate"]
 
 
-def test_a_token_of_the_project_opens_as_far_as_its_role_does(doored: Doored) -> None:
+def test_a_project_token_permits_what_its_role_permits(doored: Doored) -> None:
     viewer, editor, other = (
         doored.gateway.token(project, role)
         for project, role in (("alpha", Role.VIEWER), ("alpha", Role.EDITOR), ("beta", Role.EDITOR))
@@ -572,12 +570,12 @@ def test_a_rating_is_kept_once(short_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("score", ["-0.1", "1.1", '"1"', "true", "NaN", "null"])
-def test_what_is_no_rating_is_refused(prompts: SmallPrompts, score: str) -> None:
+def test_an_invalid_rating_is_refused(prompts: SmallPrompts, score: str) -> None:
     reply = prompts.client.post("/rate", content=f'{{"id": "x", "score": {score}}}', headers=JSON)
     assert (reply.status_code, reply.json()["field"]) == (422, "score")
 
 
-def test_where_no_registry_is_known_a_path_can_be_rated_later(prompts: SmallPrompts) -> None:
+def test_without_a_registry_a_path_can_be_rated_later(prompts: SmallPrompts) -> None:
     best = prompts.post("/optimize", prompt=PATHS_PROMPT).json()
     for _ in range(2):
         reply = prompts.post("/rate", id=best["id"], score=1.0)
@@ -632,7 +630,7 @@ def test_a_person_checks_one_of_so_many_rewards(short_folder: Path) -> None:
         assert prompts.post("/mutate", prompt=PATHS_PROMPT, action=0, rewarded=False).json()["reward"] is None
 
 
-def test_what_cannot_be_embedded_or_rewarded_is_told(short_folder: Path) -> None:
+def test_failures_of_embeddings_and_rewards_are_reported(short_folder: Path) -> None:
     task = {"reward_source": f"{__name__}:nothing", "embedding": "hashing"}
     with small_prompts(short_folder, task=task) as prompts:
         reply = prompts.post("/mutate", prompt=PATHS_PROMPT, action=3)
@@ -640,7 +638,7 @@ def test_what_cannot_be_embedded_or_rewarded_is_told(short_folder: Path) -> None
         assert prompts.post("/embed", prompt=PATHS_PROMPT).status_code == 200
 
 
-def test_a_source_that_is_slow_holds_up_nothing_else(short_folder: Path) -> None:
+def test_a_slow_source_delays_nothing_else(short_folder: Path) -> None:
     held.clear()
     task = {"reward_source": f"{__name__}:slow"}
     many = MOST_WORK_WAITING + 1

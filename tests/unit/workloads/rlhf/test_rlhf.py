@@ -103,7 +103,7 @@ def test_a_reward_model_whose_training_was_stopped_is_gone_on_with_and_scores(
     assert api.RewardModel.load(out).score(samples).values == made.score(samples).values
 
 
-def test_a_setting_that_cannot_be_is_named(base: Path, feedback: str, tmp_path: Path) -> None:
+def test_an_invalid_setting_is_named(base: Path, feedback: str, tmp_path: Path) -> None:
     for settings, said in (
         ({"epochs": -1}, "epochs=-1"),
         ({"unheard": 1}, "unheard"),
@@ -115,7 +115,7 @@ def test_a_setting_that_cannot_be_is_named(base: Path, feedback: str, tmp_path: 
     assert not (tmp_path / "out").exists()
 
 
-def test_a_trainer_says_what_it_trains(recipe: Path, feedback: str) -> None:
+def test_a_trainer_names_what_it_trains(recipe: Path, feedback: str) -> None:
     config = api.TrainingConfig(
         recipe, feedback, max_steps=3, learning_rate=1e-3, settings={"environment": {"kwargs": {"group": 2}}}
     )
@@ -141,7 +141,7 @@ def test_a_recipe_that_cannot_be_used_is_named(recipe: Path, feedback: str) -> N
         api.RLHFTrainer(api.TrainingConfig(recipe / "absent", feedback))
 
 
-def test_what_a_training_has_made_is_named(tmp_path: Path) -> None:
+def test_the_result_of_a_training_names_its_files(tmp_path: Path) -> None:
     summary = {"evaluation": {"mean": 0.5, "std": 0.1}}
     counts: dict[str, Any] = {"mean_return": 0.5, "updates": 3, "env_steps": 9, "summary": summary}
     ended = RunResult(run_dir=tmp_path, solved=False, interrupted=False, **counts)
@@ -251,7 +251,7 @@ def generate(run_dir: Path, prompts: list[str], **said: Any) -> int:
     return int(commands.generate(run_dir, prompts, **options | said, as_json=True))
 
 
-def test_generate_answers_as_the_policy_does(
+def test_generate_answers_like_the_policy(
     trained: tuple[Path, LanguagePolicy], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_dir, policy = trained
@@ -272,7 +272,7 @@ def test_generate_answers_as_the_policy_does(
     assert len(set(capsys.readouterr().out.splitlines())) == 1
 
 
-def test_a_run_without_a_configuration_is_told_where_its_model_lies(
+def test_a_run_without_a_configuration_needs_the_place_of_its_model(
     base: Path, trained: tuple[Path, LanguagePolicy], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_dir, _ = trained
@@ -301,9 +301,7 @@ def test_generate_imports_what_a_foreign_folder_names_only_with_trust(
     assert json.loads(capsys.readouterr().out)["prompt"] == "apple"
 
 
-def test_a_language_model_is_not_served_action_by_action(
-    base: Path, trained: tuple[Path, LanguagePolicy]
-) -> None:
+def test_the_action_server_refuses_a_language_model(base: Path, trained: tuple[Path, LanguagePolicy]) -> None:
     final = read_final(trained[0])
     make = policy_maker(final.specification, ActorSection(places={"model": str(base)}))
     with pytest.raises(ConfigurationError, match="'rlhf': its LanguagePolicy gives no single actions"):
@@ -367,7 +365,7 @@ def test_the_built_in_task_is_made_from_nothing_and_kept(tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_preparation_that_is_stopped_is_gone_on_with(tmp_path: Path) -> None:
+def test_a_stopped_preparation_is_continued(tmp_path: Path) -> None:
     asked = preparation_settings_of(task="sentiment", reward_training={**FAST, "epochs": 2})
     stopped, _ = progress()
     stopped.stop.set()
@@ -388,7 +386,7 @@ def test_a_preparation_that_is_stopped_is_gone_on_with(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-def test_bad_rows_of_feedback_are_shown_and_left_out(tmp_path: Path) -> None:
+def test_invalid_rows_of_feedback_are_shown_and_left_out(tmp_path: Path) -> None:
     first = prepare(preparation_settings_of(task="sentiment", reward_training=FAST), tmp_path, progress()[0])
     made = language(first.environment)
     feedback = tmp_path / "mine.jsonl"
@@ -405,7 +403,7 @@ def test_bad_rows_of_feedback_are_shown_and_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("named", ["other", "gpt2"])
-def test_two_base_models_are_refused_by_name(base: Path, tmp_path: Path, named: str) -> None:
+def test_two_different_base_models_are_refused_and_named(base: Path, tmp_path: Path, named: str) -> None:
     (tmp_path / "other").mkdir()
     asked = preparation_settings_of(model=str(base), reward="grpc://127.0.0.1:1", prompts="prompts.jsonl")
 
@@ -421,7 +419,7 @@ def test_two_base_models_are_refused_by_name(base: Path, tmp_path: Path, named: 
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_model_of_words_knows_those_of_pairs(tmp_path: Path) -> None:
+def test_a_model_of_words_knows_the_words_of_pairs(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
         {"prompt": f"question {number}", "chosen": f"better {number}", "rejected": f"worse {number}"}
         for number in range(12)
@@ -471,7 +469,7 @@ def test_what_cannot_be_prepared_is_named_before_anything_is_made(
     assert not list(tmp_path.iterdir())
 
 
-def test_the_reward_model_is_served_where_that_is_asked_for(base: Path, tmp_path: Path) -> None:
+def test_the_reward_model_is_served_on_request(base: Path, tmp_path: Path) -> None:
     reward = tmp_path / "reward"
     make_reward_model(base, reward)
     asked = preparation_settings_of(model=str(base), prompts="p", reward=str(reward), serve_reward=True)

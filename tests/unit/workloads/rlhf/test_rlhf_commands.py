@@ -43,7 +43,7 @@ from tests.support.language.tiny_models import make_base, make_reward_model
 from tests.support.storage.postgresql_server import with_registry
 
 
-def test_what_a_registry_has_of_a_policy_becomes_a_file(tmp_path: Path) -> None:
+def test_ratings_of_a_registry_are_exported_to_a_file(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/r.sqlite"
     turns = [{"role": "user", "content": "2 + 2?"}]
     with Registry.open(with_registry(url), migrate=True) as registry:
@@ -61,7 +61,7 @@ def test_what_a_registry_has_of_a_policy_becomes_a_file(tmp_path: Path) -> None:
     assert [row["prompt"] for row in written] == ["ä", turns]
 
 
-def test_a_row_that_is_none_is_named_and_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_row_is_named_and_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "f.jsonl"
     file.write_text('{"prompt": "a", "score": 1}\n{"prompt"\n{"prompt": "b", "score": NaN}\n')
     assert export(str(file), None, None) == 0
@@ -126,7 +126,7 @@ def to_score(folder: Path, **said: Any) -> dict[str, Any]:
     return known | said
 
 
-def test_from_feedback_to_scores(
+def test_a_reward_model_trained_from_feedback_scores_responses(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -151,7 +151,7 @@ def test_from_feedback_to_scores(
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_a_checkpoint_to_go_on_from(place: Path) -> None:
+def test_ctrl_c_leaves_a_checkpoint_to_continue_from(place: Path) -> None:
     words = ["train", "feedback.jsonl", "--model", "base", "--scale", "percent", "--out", "parted"]
     process = subprocess.Popen(
         penstock("rlhf", "reward", *words, "--set", "batch=4", "--set", "epochs=500"),
@@ -187,7 +187,7 @@ def test_ctrl_c_leaves_a_checkpoint_to_go_on_from(place: Path) -> None:
         ({"resume": True}, "holds no checkpoint"),
     ],
 )
-def test_a_mistake_is_told_before_anything_is_written(
+def test_a_mistake_is_reported_before_anything_is_written(
     place: Path, tmp_path: Path, said: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=message):
@@ -218,7 +218,7 @@ def test_a_reward_that_is_not_given_is_null_and_no_row_is_an_error(
         commands.score(**to_score(place, place="nonsense"))
 
 
-def test_scores_that_fail_in_the_middle_leave_the_output_as_it_was(place: Path, tmp_path: Path) -> None:
+def test_a_failure_while_scoring_leaves_the_output_unchanged(place: Path, tmp_path: Path) -> None:
     rows = [{"prompt": "a", "response": "b"}] * (2 * commands.PAGE) + [{"prompt": "a", "response": "fails"}]
     file, output = tmp_path / "rows.jsonl", tmp_path / "scored.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -276,7 +276,7 @@ def finished() -> Job:
     )
 
 
-def test_what_is_exported_opens_when_the_run_is_gone(run: Path, tmp_path: Path) -> None:
+def test_an_export_opens_without_its_run(run: Path, tmp_path: Path) -> None:
     samples = [Sample(prompt="the film", response="good")]
     scored = RewardModel.load(run / "reward_model").score(samples).values
     outcome = Outcome(state=JobState.FINISHED, summary={"updates": 1})
@@ -287,7 +287,7 @@ def test_what_is_exported_opens_when_the_run_is_gone(run: Path, tmp_path: Path) 
     assert RewardModel.load(Path(made.version.reward_model_path)).score(samples).values == scored
 
 
-def test_what_cannot_be_copied_whole_leaves_nothing(run: Path, tmp_path: Path) -> None:
+def test_an_incomplete_copy_leaves_nothing(run: Path, tmp_path: Path) -> None:
     outcome, models = Outcome(state=JobState.FINISHED, summary={"updates": 1}), tmp_path / "models"
     gone = run / "reward_model" / "gone.json"
     gone.symlink_to(tmp_path / "nowhere")
@@ -300,7 +300,7 @@ def test_what_cannot_be_copied_whole_leaves_nothing(run: Path, tmp_path: Path) -
     assert [one.name for one in (models / "alpha" / "my_agent").iterdir()] == ["v20"]
 
 
-def test_a_reward_model_that_is_used_again_goes_along(run: Path, tmp_path: Path) -> None:
+def test_a_reused_reward_model_is_exported_with_the_policy(run: Path, tmp_path: Path) -> None:
     kind, outcome = FeedbackTraining(), Outcome(state=JobState.FINISHED, summary={"updates": 1})
     models, again = tmp_path / "models", tmp_path / "again"
     first = kind.conclude(finished(), outcome, (), folder=tmp_path, models=models).version
@@ -327,7 +327,7 @@ def test_a_reward_model_that_is_used_again_goes_along(run: Path, tmp_path: Path)
     assert AutoModelForCausalLM.from_pretrained(second.model_path).num_parameters() > 0
 
 
-def test_feedback_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
+def test_feedback_is_never_all_in_memory(tmp_path: Path) -> None:
     registry = Registry.open(f"sqlite:///{tmp_path}/registry.sqlite", migrate=True)
     length, count = 200_000, 100
     for number in range(count):
@@ -363,13 +363,13 @@ def rehearsing(*, stopped: bool = False) -> Progress:
     return Progress(lambda _: None, stop)
 
 
-def test_missing_steps_take_as_long_as_those_behind_the_warm_up() -> None:
+def test_missing_steps_are_assumed_to_take_as_long_as_those_after_warm_up() -> None:
     assert missing_seconds([9.0, 9.0, *(1.0,) * 5, *(3.0,) * 5], 100) == pytest.approx(88 * 2.0)
     assert missing_seconds([9.0, 1.0], 12) == pytest.approx(10 * 5.0)
     assert missing_seconds([9.0, 9.0], 2) == 0
 
 
-def test_a_rehearsal_makes_a_reward_model_that_can_be_run_with(
+def test_a_dry_run_makes_a_usable_reward_model(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preparation, "_OPINIONS", 200)
@@ -403,7 +403,7 @@ def test_slow_steps_are_made_a_few_times_and_ctrl_c_ends_them(
     assert results["steps"] == LEAST_STEPS
 
 
-def test_a_reward_that_is_named_needs_no_rehearsal(base: Path, tmp_path: Path) -> None:
+def test_a_named_reward_model_needs_no_dry_run_of_one(base: Path, tmp_path: Path) -> None:
     reward, prompts = tmp_path / "reward", tmp_path / "prompts.jsonl"
     make_reward_model(base, reward)
     prompts.write_text(REHEARSAL_FEEDBACK)

@@ -51,7 +51,7 @@ def stepped(optimiser: ThoughtAdam, network: nn.Module, rows: torch.Tensor, coun
         optimiser.step(gradient, 1e-2, 1.0)
 
 
-def test_it_steps_as_adamw_and_goes_on_after_a_load() -> None:
+def test_the_optimiser_steps_as_adamw_and_continues_after_a_load() -> None:
     network, rows = nn.Linear(3, 2), torch.randn(5, 3)
     twin = copy.deepcopy(network)
     optimiser = ThoughtAdam(dict(network.named_parameters()), 1e-8)
@@ -71,7 +71,7 @@ def test_it_steps_as_adamw_and_goes_on_after_a_load() -> None:
     assert torch.equal(network.weight, other.weight)
 
 
-def test_it_goes_back_to_a_copy_byte_for_byte() -> None:
+def test_the_optimiser_returns_to_a_copy_byte_for_byte() -> None:
     network, rows = nn.Linear(3, 2), torch.randn(5, 3)
     optimiser = ThoughtAdam(dict(network.named_parameters()), 1e-8)
     stepped(optimiser, network, rows, 2)
@@ -99,7 +99,7 @@ ROW = torch.tensor([0, 0, 1, 2, 3, 3, 4])
 REWARD = torch.tensor([1.0, 3.0, 0.0, 2.0, 4.0])
 
 
-def test_a_group_mean_is_that_of_the_others() -> None:
+def test_a_group_mean_is_over_the_other_members() -> None:
     found = advantages.return_advantages(REWARD, ROW, GROUP, value=None, is_grouped=True)
     expected = [1.0 - 3.0, 1.0 - 3.0, 3.0 - 1.0, 0.0 - 3.0, 2.0 - 2.0, 2.0 - 2.0, 4.0 - 1.0]
     assert found.tolist() == pytest.approx(expected)
@@ -110,7 +110,7 @@ def test_a_group_mean_is_that_of_the_others() -> None:
     assert alone.tolist() == [0.0, 0.0], "a thought that is alone keeps nothing of a group"
 
 
-def test_a_learned_guess_is_taken_away_token_by_token() -> None:
+def test_a_learned_baseline_is_subtracted_token_by_token() -> None:
     value = torch.arange(7.0) / 10
     learned = advantages.return_advantages(REWARD, ROW, GROUP, value=value, is_grouped=False)
     assert learned.tolist() == pytest.approx((REWARD[ROW] - value).tolist())
@@ -167,7 +167,7 @@ def told(
     return vars(line), model.algorithm
 
 
-def test_a_run_says_in_one_line_what_is_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_lists_its_enabled_parts_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     line, algorithm = told(tmp_path, caplog)
     assert algorithm.rejection == "theatre"
     assert line["baseline"] == "group"
@@ -179,7 +179,7 @@ def test_a_run_says_in_one_line_what_is_on(tmp_path: Path, caplog: pytest.LogCap
     assert line["validation"] == "every 50 updates on 256 questions, theatre ends it after 150"
 
 
-def test_it_says_what_is_off_and_how_what_is_on_is_set(
+def test_the_log_line_names_disabled_parts_and_settings_of_others(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     line, _ = told(
@@ -229,7 +229,7 @@ def log_prob(algorithm: ThoughtReinforce, row: tuple[int, ...], start: int, end:
     return found
 
 
-def test_its_loss_is_that_of_the_paper(base: Path) -> None:
+def test_the_loss_of_thoughts_is_that_of_the_paper(base: Path) -> None:
     algorithm = reinforce(
         base, learning_rate=0.0, entropy_coefficient=0.02, answer_coefficient=0.7, direct_coefficient=0.3
     )
@@ -260,7 +260,7 @@ def test_its_loss_is_that_of_the_paper(base: Path) -> None:
     assert metrics["reward_difference"] == pytest.approx(0.0, abs=1e-4)
 
 
-def test_a_reward_is_what_the_thought_adds_within_bounds(base: Path, batch: Batch) -> None:
+def test_a_reward_is_the_clipped_gain_from_the_thought(base: Path, batch: Batch) -> None:
     whole, clipped = (
         reinforce(base, learning_rate=0.0, reward_clip=bound).update(batch, progress=0.0).metrics
         for bound in (5.0, 1e-4)
@@ -282,7 +282,7 @@ def test_a_reward_is_what_the_thought_adds_within_bounds(base: Path, batch: Batc
         {"mixing": 8},
     ],
 )
-def test_every_way_of_learning_moves_the_policy_and_tells_all_figures(
+def test_every_learning_variant_moves_the_policy_and_reports_all_figures(
     base: Path, batch: Batch, options: dict[str, Any]
 ) -> None:
     algorithm = reinforce(base, **options)
@@ -372,9 +372,7 @@ def test_a_batch_that_is_not_finite_leaves_nothing(base: Path, batch: Batch) -> 
     assert all(bool(one.isfinite().all()) for one in policy.values())
 
 
-def test_a_fragment_whose_words_are_no_question_is_left_out(
-    base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fragment_without_a_question_is_left_out(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     algorithm = reinforce(base)
     good, bad = (thought_columns(algorithm.policy, 2, 2, seed=seed) for seed in (0, 1))
     start = bad[0].turns[0].start
@@ -393,7 +391,7 @@ def test_a_fragment_whose_words_are_no_question_is_left_out(
     assert dict(update.culprits) == {2: "error"}
 
 
-def test_it_goes_on_from_a_checkpoint_as_if_nothing_had_been(base: Path, batch: Batch) -> None:
+def test_thought_learning_continues_from_a_checkpoint(base: Path, batch: Batch) -> None:
     options: dict[str, Any] = {"baseline": "both", "validate_every": 1}
     algorithm, other = reinforce(base, **options), reinforce(base, **options)
     for _ in range(2):
@@ -436,7 +434,7 @@ def test_theatre_ends_a_run_when_its_grace_is_over(base: Path, batch: Batch) -> 
     assert only_told.findings()["theatre"]["verdict"] == "theatre"
 
 
-def test_a_summary_judges_the_weights_that_are_left(base: Path, batch: Batch) -> None:
+def test_a_summary_judges_the_final_weights(base: Path, batch: Batch) -> None:
     algorithm, often = reinforce(base, validate_every=50), reinforce(base, validate_every=1)
     for one in (algorithm, often):
         one.update(batch, progress=0.0)
@@ -497,7 +495,7 @@ def test_a_question_is_read_once_without_a_thought(columns: list[Column]) -> Non
         assert direct.action[number] == row[-1]
 
 
-def test_a_column_that_is_laid_out_otherwise_is_left_out(columns: list[Column]) -> None:
+def test_a_column_with_another_layout_is_left_out(columns: list[Column]) -> None:
     ids, begin = columns[0].ids, columns[0].turns[0].start
     for changed in (
         (*ids[:-2], LAYOUT.filler, ids[-1]),
@@ -539,7 +537,7 @@ def test_theatre_ends_a_run_after_its_grace_or_when_a_gain_is_lost(validation: T
         assert validation.state()["last"] == last
 
 
-def test_a_validation_is_made_before_the_first_update_and_every_so_many(
+def test_a_validation_runs_before_the_first_update_and_at_intervals(
     validation: ThoughtValidation,
 ) -> None:
     validation.load(NOTHING_FOUND)
@@ -556,7 +554,7 @@ def test_a_validation_is_made_before_the_first_update_and_every_so_many(
     assert validation.figures()["validation_gain"] == validation.findings()["theatre"]["gain"]
 
 
-def test_theatre_is_counted_while_it_is_found_one_look_behind_the_other(
+def test_theatre_counts_in_consecutive_validations(
     validation: ThoughtValidation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     validation.load(NOTHING_FOUND)

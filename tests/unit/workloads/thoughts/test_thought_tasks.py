@@ -47,7 +47,7 @@ def test_a_task_without_a_question_of_a_side_is_refused(monkeypatch: pytest.Monk
     assert refused == 1
 
 
-def test_a_question_shows_the_ring_that_its_answer_lies_on() -> None:
+def test_a_question_contains_the_ring_of_its_answer() -> None:
     task, random = Rings(7, 4), np.random.default_rng(3)
     for level in task.levels:
         one = task.example(random, level)
@@ -64,7 +64,7 @@ def test_a_question_shows_the_ring_that_its_answer_lies_on() -> None:
     assert len({small.example(random, 2).identity for _ in range(300)}) == math.factorial(3)
 
 
-def test_a_wrong_step_is_followed_from_where_it_leads() -> None:
+def test_after_a_wrong_step_the_check_continues_from_its_end() -> None:
     task = Rings(4, 2)
     question = ("a>b", "b>c", "c>d", "d>a", "a", "k2")
     right = task.resume(question, ())
@@ -171,7 +171,7 @@ def test_a_task_that_fits_is_taken() -> None:
         (with_parts(resume=of_any_length), "raised AssertionError.*return None where nothing follows"),
     ],
 )
-def test_what_does_not_fit_is_named(task: Fine, named: str) -> None:
+def test_settings_that_do_not_fit_are_named(task: Fine, named: str) -> None:
     with pytest.raises(ConfigurationError, match=named):
         check_task(task)
 
@@ -205,7 +205,7 @@ def of_size(size: int) -> Fine:
         (f"{__name__}:WithoutResume", "example, resume"),
     ],
 )
-def test_what_is_no_task_is_refused_with_the_reason(place: str, named: str) -> None:
+def test_an_invalid_task_is_refused_with_the_reason(place: str, named: str) -> None:
     with pytest.raises(ConfigurationError, match=named) as refused:
         open_task(place)
     assert place in str(refused.value)
@@ -226,7 +226,7 @@ def test_a_question_is_a_place_in_a_passage() -> None:
     assert task.resume(("no", "such", "place"), ()) is None
 
 
-def test_no_question_has_two_answers_and_none_asks_for_a_rare_word() -> None:
+def test_no_question_has_two_answers_or_a_rare_word() -> None:
     task = Text(["a b c d a b e", "a b c d f"], words=5, context=2, following=1)
     examples = [task.example(np.random.default_rng(seed), 1) for seed in range(200)]
     answers = {
@@ -238,7 +238,7 @@ def test_no_question_has_two_answers_and_none_asks_for_a_rare_word() -> None:
     assert len(task.words) == len(set(task.words)) == 5
 
 
-def test_several_places_of_a_passage_are_thought_about_one_behind_the_other() -> None:
+def test_thoughts_at_several_places_of_a_passage_follow_one_another() -> None:
     task = Text(["a b c d e f g h"], words=20, context=2, following=2, places=3)
     assert task.levels == (1, 2, 3)
     for level, shown in ((1, 2), (2, 4), (3, 6)):
@@ -255,7 +255,7 @@ def test_several_places_of_a_passage_are_thought_about_one_behind_the_other() ->
     assert all(map(is_held_out, tests))
 
 
-def test_places_can_be_chosen_by_what_stands_before_them() -> None:
+def test_places_can_be_chosen_by_the_words_before_them() -> None:
     task = Text(["a b , c d , e f g"], words=20, context=3, following=1, behind=(",",))
     seen = {task.example(np.random.default_rng(seed), 1).question for seed in range(50)}
     assert seen == {("a", "b", ","), ("c", "d", ",")}
@@ -307,6 +307,6 @@ def test_the_reference_of_python_is_a_task() -> None:
         ("text:100000:1", "no passage has 100000 words"),
     ],
 )
-def test_sizes_that_cannot_be_are_refused(place: str, said: str) -> None:
+def test_invalid_sizes_are_refused(place: str, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         open_task(place)

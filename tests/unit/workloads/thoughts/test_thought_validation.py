@@ -121,7 +121,7 @@ class Detours(Rings):
 
 
 @pytest.mark.parametrize(("most", "counted"), [(3, None), (4, 12)])
-def test_mistakes_from_which_a_thought_is_too_short_to_go_on_do_not_count(
+def test_mistakes_without_room_for_the_following_steps_do_not_count(
     model: ThinkingModel, most: int, counted: int | None
 ) -> None:
     task = Detours(6, 3)
@@ -186,7 +186,7 @@ def test_thoughts_that_help_and_are_followed_are_honest() -> None:
         ({"without": answered(-5.0, 0.0)}, "doubtful", {"no_sabotage", "possible_gain"}),
     ],
 )
-def test_each_test_can_fail(change: dict[str, Any], verdict: str, failed: set[str]) -> None:
+def test_each_check_of_thoughts_can_fail(change: dict[str, Any], verdict: str, failed: set[str]) -> None:
     found = validate(replace(honest(), **change), start_losses=START, most_gain=2.3)
     assert found.verdict == verdict
     assert {test.name for test in found.failed} == failed
@@ -203,7 +203,7 @@ def test_without_steps_faithfulness_cannot_be_tested() -> None:
     assert validate(useless, start_losses=None, most_gain=None).verdict == "theatre"
 
 
-def test_every_failure_says_by_how_much_and_what_to_do() -> None:
+def test_every_failure_states_its_amount_and_the_remedy() -> None:
     nothing = np.zeros(COUNT)
     bad = replace(
         honest(),
@@ -230,7 +230,7 @@ def test_every_failure_says_by_how_much_and_what_to_do() -> None:
     assert "algorithm.direct_coefficient" in said
 
 
-def test_its_curves_hold_coherence_and_the_three_tests_of_the_original() -> None:
+def test_validation_metrics_hold_coherence_and_the_original_tests() -> None:
     figures = validate(honest(), start_losses=START, most_gain=2.3).figures()
     assert figures["validation_coherence"] == pytest.approx(0.6)
     assert figures["validation_divergence"] == pytest.approx(0.8)
@@ -241,7 +241,7 @@ def test_its_curves_hold_coherence_and_the_three_tests_of_the_original() -> None
     assert (still.verdict, "correlation cannot tell" in still.words()[-1]) == ("honest", True)
 
 
-def test_a_loss_is_held_against_that_of_the_start_question_by_question() -> None:
+def test_a_loss_is_compared_with_that_of_the_start_question_by_question() -> None:
     hard = np.linspace(0.1, 9.0, COUNT)
     worse = replace(honest(), without=replace(answered(0.0, 0.1), log_prob=-hard - 0.2))
     (paired, *_) = (

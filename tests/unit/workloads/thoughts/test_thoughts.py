@@ -62,7 +62,7 @@ def thoughts_of(model: ThinkingModel, questions: list[Ids], most: int, **how: An
     return [thought for thought, _ in sampled]
 
 
-def test_answers_are_read_behind_the_mark(model: ThinkingModel) -> None:
+def test_answers_are_read_after_the_mark(model: ThinkingModel) -> None:
     examples = [*draw_tests(TASK, 0, 3), *draw_tests(TASK, 1, 2, level=1)]
     questions, answers = model.questions(examples), model.answers(examples)
     model.seed(3)
@@ -81,7 +81,7 @@ def test_answers_are_read_behind_the_mark(model: ThinkingModel) -> None:
             assert together.is_right[number] == (int(logits.argmax()) == answer[0])
 
 
-def test_a_mixing_head_weighs_answers_behind_thoughts_with_those_without(tmp_path: Path) -> None:
+def test_a_mixing_head_weighs_answers_with_and_without_thoughts(tmp_path: Path) -> None:
     base = small_base(tmp_path / "base")
     plain, mixing = (ThinkingModel(thinking_policy(base, mixing=width).network, LAYOUT) for width in (0, 8))
     examples = draw_tests(TASK, 0, 5)
@@ -94,7 +94,7 @@ def test_a_mixing_head_weighs_answers_behind_thoughts_with_those_without(tmp_pat
     assert mixing.answered(questions, None, answers).log_prob == pytest.approx(without, abs=1e-6)
 
 
-def test_log_probabilities_are_those_that_were_sampled_with(model: ThinkingModel) -> None:
+def test_log_probabilities_equal_those_of_sampling(model: ThinkingModel) -> None:
     questions = model.questions(draw_tests(TASK, 0, 6))
     model.seed(1)
     sampled = model.sample(questions, TOKENS)
@@ -110,7 +110,7 @@ def test_log_probabilities_are_those_that_were_sampled_with(model: ThinkingModel
         assert log_prob == pytest.approx(again.tolist(), abs=1e-4)
 
 
-def test_a_thought_that_was_begun_is_gone_on_with(model: ThinkingModel) -> None:
+def test_a_begun_thought_is_continued(model: ThinkingModel) -> None:
     questions = model.questions(draw_tests(TASK, 0, 2))
     begun = [LAYOUT.ids(("a",)), LAYOUT.ids(("b",))]
     thoughts = thoughts_of(model, questions, 2, begun=begun)
@@ -130,7 +130,7 @@ def test_both_answers_are_mixed_as_probabilities() -> None:
     assert torch.allclose(found.sum(1), torch.ones(3))
 
 
-def test_the_answer_without_a_thought_gets_no_gradient_from_the_mix() -> None:
+def test_the_mixture_gives_no_gradient_to_the_direct_answer() -> None:
     behind, without = torch.randn(2, 4, requires_grad=True), torch.randn(2, 4, requires_grad=True)
     odds = torch.zeros(2, requires_grad=True)
     mixed(odds, behind.log_softmax(-1), without.log_softmax(-1))[:, 0].sum().backward()
@@ -168,7 +168,7 @@ def test_settings_of_a_policy_that_cannot_be_are_refused() -> None:
         build(tokens, tokens, section, 0)
 
 
-def test_thoughts_are_learned_on_the_processor_beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thoughts_are_learned_on_the_cpu_even_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     settings = learner_settings(Path("penstock/recipes/thoughts-tiny.toml"), ())
     assert device_of(settings).type == "cpu"
@@ -191,7 +191,7 @@ def test_the_longest_question_counts() -> None:
     assert most_tokens(section) == (1, 1 + 3 + 6 + 2 + 3 + 4 + 1)
 
 
-def test_its_tokens_are_those_of_a_tokenizer_of_its_words() -> None:
+def test_the_token_ids_of_a_task_are_those_of_its_tokenizer() -> None:
     layout = Layout(open_task("rings:7:4"))
     tokenizer = build_tokenizer(layout.words)
     assert SPECIAL == OURS
@@ -200,7 +200,7 @@ def test_its_tokens_are_those_of_a_tokenizer_of_its_words() -> None:
     assert tuple(tokenizer(text)["input_ids"]) == (layout.bos, *layout.ids(text.split()))
 
 
-def test_a_thought_that_its_length_ended_is_closed() -> None:
+def test_a_thought_cut_by_its_length_is_closed() -> None:
     layout = Layout(open_task("rings:7:4"))
     question, answer = layout.question(("a", "k1")), layout.ids(("b",))
     ended, cut = layout.thought(("b", "c")), layout.ids(("b", "c"))
@@ -248,7 +248,7 @@ def test_a_row_that_is_served_is_a_row_that_was_trained() -> None:
     assert (*prompt, *form.before(None), *answer) == SERVER_LAYOUT.direct(question, answer)
 
 
-def test_the_last_message_alone_is_the_question() -> None:
+def test_only_the_last_message_is_the_question() -> None:
     first, last = example(1), example(2)
     messages = [
         Message("user", " ".join(first.question)),
@@ -258,7 +258,7 @@ def test_the_last_message_alone_is_the_question() -> None:
     assert tuple(encoder().begin(messages)) == SERVER_LAYOUT.question(last.question)
 
 
-def test_what_is_no_question_is_refused() -> None:
+def test_an_invalid_question_is_refused() -> None:
     for messages, said in (
         ([Message("user", "a b what")], "'what' is none of the"),
         ([Message("user", "a = b")], "'=' is none of the"),
@@ -281,7 +281,7 @@ class Uneven(Rings):
         return made if level > 1 else replace(made, answer=made.answer * 2)
 
 
-def test_answers_of_one_length_are_served_and_no_others() -> None:
+def test_only_answers_of_one_length_are_served() -> None:
     assert length_of_answers("rings:6:3", SERVER_TASK) == 1
     with pytest.raises(ConfigurationError, match="have 1 to 2 words.*fill shorter ones with a filler word"):
         length_of_answers("mine:task", Uneven(6, 3))
@@ -302,7 +302,7 @@ def result(verdict: str = "honest", accuracy: float = 0.9) -> dict[str, Any]:
     return {"accuracy": accuracy, "greedy": 1.0, "validation": judged}
 
 
-def test_a_recipe_says_how_many_updates_unless_the_command_does() -> None:
+def test_a_recipe_sets_the_number_of_updates_unless_the_command_does() -> None:
     made = asked(TINY)
     assert (made.updates, made.conditions) == (300, ALL)
     made = asked(TINY, updates=7, only=(5,), vary=("algorithm.baseline=none",))
@@ -341,7 +341,7 @@ def test_a_study_that_cannot_be_made_is_refused(more: dict[str, Any], why: str) 
         ("", "[environment]\nx = 1", r"recipe\.toml"),
     ],
 )
-def test_a_recipe_that_no_run_takes_is_refused_at_once(tmp_path: Path, old: str, new: str, why: str) -> None:
+def test_an_impossible_recipe_is_refused_at_once(tmp_path: Path, old: str, new: str, why: str) -> None:
     text = TINY.read_text()
     assert old in text
     recipe = tmp_path / "recipe.toml"
@@ -379,7 +379,7 @@ class Made:
         self.networks.append((seed, condition.name))
 
 
-def test_what_is_measured_is_kept_and_the_rest_is_made(
+def test_results_of_a_study_are_kept_and_missing_ones_made(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = Made(monkeypatch, tmp_path)
@@ -400,7 +400,7 @@ def test_a_folder_of_another_study_is_refused(monkeypatch: pytest.MonkeyPatch, t
     main(asked(TINY, made.out, only=(4,)))
 
 
-def test_a_setting_of_the_environment_gets_a_start_of_its_own(
+def test_a_setting_of_the_environment_gets_its_own_start(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     made = Made(monkeypatch, tmp_path)
@@ -440,7 +440,7 @@ def test_a_run_has_a_file_of_its_own_and_one_that_has_ended_is_not_made_again(
     assert begun == [tmp_path, tmp_path]
 
 
-def test_a_condition_has_a_row_and_a_seed_a_figure_in_it() -> None:
+def test_each_condition_has_a_row_with_a_figure_for_each_seed() -> None:
     varied = Condition(5, "algorithm.baseline=none")
     rows = table({Condition(1): [result(), result()], varied: [result(), result("doubtful", accuracy=0.8)]})
     assert rows[2] == "| 1 direct answers | 0.90 0.90 | 1.00 1.00 | – | 2.50 2.50 | – | – | – |"
@@ -458,12 +458,12 @@ def test_conditions_that_must_fail_are_theatre_in_every_seed(number: int) -> Non
 
 
 @pytest.mark.parametrize("name", ["missing", "."])
-def test_a_folder_that_is_no_run_is_called_so(tmp_path: Path, name: str) -> None:
+def test_a_folder_without_a_run_is_refused_clearly(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigurationError, match="so no run"):
         check_run(tmp_path / name, questions=8)
 
 
-def test_a_run_that_was_moved_has_its_start_with_it(tmp_path: Path) -> None:
+def test_a_moved_run_still_finds_its_start_model(tmp_path: Path) -> None:
     named = Thoughts(model=str(tmp_path / "elsewhere" / START_MODEL))
     assert start_of(tmp_path, named) == Path(named.model)
     (tmp_path / START_MODEL).mkdir()
@@ -492,7 +492,7 @@ def config(folder: Path) -> Path:
     return file
 
 
-def test_what_is_kept_of_a_study_that_is_interrupted_is_said(tmp_path: Path) -> None:
+def test_an_interrupted_study_says_which_results_are_kept(tmp_path: Path) -> None:
     recipe, out = str(config(tmp_path / "run")), str(tmp_path / "out")
     result = CliRunner().invoke(thought_commands, ["study", recipe, "--out", out])
     assert result.exit_code == 130
@@ -501,7 +501,7 @@ def test_what_is_kept_of_a_study_that_is_interrupted_is_said(tmp_path: Path) -> 
     )
 
 
-def test_a_measurement_that_is_interrupted_says_that_there_is_none(tmp_path: Path) -> None:
+def test_an_interrupted_check_says_that_there_is_no_result(tmp_path: Path) -> None:
     config(tmp_path / "run")
     result = CliRunner().invoke(thought_commands, ["check", str(tmp_path / "run"), "--trust"])
     assert result.exit_code == 130

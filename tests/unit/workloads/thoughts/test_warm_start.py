@@ -49,14 +49,14 @@ def quiet() -> Progress:
     return Progress(lambda _: None, threading.Event())
 
 
-def test_only_thought_and_answer_are_learned(lessons: Lessons, example: Example) -> None:
+def test_only_tokens_of_thought_and_answer_are_learned(lessons: Lessons, example: Example) -> None:
     assert words_of(lessons.chain(example)) == (*example.steps, "</think>", "=", *example.answer)
     assert words_of(lessons.filler(example, 4)) == (".", ".", "</think>", "=", *example.answer)
     assert words_of(lessons.empty(example)) == ("</think>", "=", *example.answer)
     assert words_of(lessons.direct(example)) == example.answer
 
 
-def test_a_corrupted_thought_goes_on_legally_and_answers_truly(lessons: Lessons, example: Example) -> None:
+def test_a_corrupted_thought_continues_legally_and_answers_truly(lessons: Lessons, example: Example) -> None:
     wrong = total = 0
     for _ in range(400):
         *words, end, equals, answer = words_of(lessons.corrupted(example, 0.3, 5))
@@ -90,7 +90,7 @@ class Circles:
 
 
 @pytest.mark.parametrize("symbols", [("a",), ("a", "b")])
-def test_a_corrupted_thought_ends_where_its_way_does_not(symbols: tuple[str, ...]) -> None:
+def test_a_corrupted_thought_without_an_end_is_cut(symbols: tuple[str, ...]) -> None:
     task = Circles(*symbols)
     made = Lessons(task, Layout(task), np.random.default_rng(0))
     for _ in range(2):
@@ -100,7 +100,7 @@ def test_a_corrupted_thought_ends_where_its_way_does_not(symbols: tuple[str, ...
         assert set(words) <= set(symbols)
 
 
-def test_random_thoughts_show_no_chain(lessons: Lessons, example: Example) -> None:
+def test_random_thoughts_contain_no_chain(lessons: Lessons, example: Example) -> None:
     drawn = [words_of(lessons.random(example, 3))[:-3] for _ in range(300)]
     assert {len(words) for words in drawn} == {0, 1, 2, 3}
     assert sum(words == example.steps for words in drawn) < 30
@@ -159,7 +159,7 @@ def test_a_model_of_another_task_is_refused(tmp_path: Path, *, is_named: bool) -
         ({"group": 1}, r"group=1: .*algorithm\.baseline='group', and nothing is learned"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(over: dict[str, Any], named: str) -> None:
+def test_settings_that_do_not_fit_are_refused_by_name(over: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigurationError, match=named):
         check_lengths(settings(**over))
 
@@ -200,7 +200,7 @@ def test_a_file_of_the_guard_is_named_wherever_a_server_starts(
     assert "guard_classifier" not in made.environment.kwargs
 
 
-def test_it_is_the_same_for_the_same_seed_and_comes_back_from_its_folder(tmp_path: Path) -> None:
+def test_a_start_model_is_equal_for_equal_seeds_and_loads_from_its_folder(tmp_path: Path) -> None:
     one, same, other = (build_transformer(LAYOUT, seed=seed) for seed in (1, 1, 2))
     assert torch.equal(one.lm_head.weight, same.lm_head.weight)
     assert not torch.equal(one.lm_head.weight, other.lm_head.weight)
@@ -209,7 +209,7 @@ def test_it_is_the_same_for_the_same_seed_and_comes_back_from_its_folder(tmp_pat
     assert torch.equal(load_transformer(tmp_path / "model").lm_head.weight, one.lm_head.weight)
 
 
-def test_one_whose_weights_are_cut_short_is_refused_by_its_folder(tmp_path: Path) -> None:
+def test_a_start_model_with_truncated_weights_is_refused_with_its_folder(tmp_path: Path) -> None:
     save_transformer(build_transformer(LAYOUT, seed=0, hidden=8, layers=1), LAYOUT, tmp_path)
     weights = tmp_path / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100])
@@ -217,7 +217,7 @@ def test_one_whose_weights_are_cut_short_is_refused_by_its_folder(tmp_path: Path
         load_transformer(tmp_path)
 
 
-def test_every_multiple_of_8_is_a_width() -> None:
+def test_a_transformer_may_have_any_width_divisible_by_8() -> None:
     for hidden, heads in ((8, 1), (16, 1), (56, 2), (64, 4), (88, 4), (104, 4)):
         network = build_transformer(LAYOUT, seed=0, hidden=hidden, layers=1)
         assert network.config.num_attention_heads == heads
@@ -225,14 +225,14 @@ def test_every_multiple_of_8_is_a_width() -> None:
             assert network(input_ids=torch.tensor([[1, 5, 6]])).logits.isfinite().all()
 
 
-def test_one_that_does_not_get_its_steps_right_is_refused() -> None:
+def test_a_start_with_too_many_wrong_steps_is_refused() -> None:
     network = build_transformer(LAYOUT, seed=0, hidden=16, layers=1)
     section = Thoughts(task="rings:6:3", start_updates=1)
     with pytest.raises(ConfigurationError, match=r"start_updates=1: .*0\.98 and 0\.99 are needed"):
         warm_start(network, TASK, LAYOUT, section, seed=0, progress=quiet())
 
 
-def test_it_ends_when_it_is_asked_to() -> None:
+def test_a_warm_start_ends_on_request() -> None:
     stop = threading.Event()
     stop.set()
     network = build_transformer(LAYOUT, seed=0, hidden=16, layers=1)
@@ -241,7 +241,7 @@ def test_it_ends_when_it_is_asked_to() -> None:
 
 
 @pytest.mark.slow
-def test_a_task_without_certain_answers_is_learned_until_its_loss_falls_no_more() -> None:
+def test_a_task_with_uncertain_answers_is_learned_until_its_loss_stops_falling() -> None:
     task = Text(
         [f"{one} one two three four five six" for one in "abcdefghijklmnopqrstuvwxyz"], context=2, following=1
     )

@@ -40,7 +40,7 @@ from tests.support.language.text_stand import (
 )
 
 
-async def test_a_shadow_is_not_held_and_that_is_said(dialogue: Path) -> None:
+async def test_a_shadow_of_a_text_server_is_reported_as_unsupported(dialogue: Path) -> None:
     stand = TextStand(dialogue)
     for version in (1, 2):
         stand.weights[version] = Weights(version, 1, adapter(dialogue, version))
@@ -61,7 +61,7 @@ def blocked(direction: str) -> float:
     return float(metrics.TEXT_BLOCKED.labels("latest", direction, "rule:banned")._value.get())
 
 
-async def test_what_is_asked_is_checked_before_anything_answers(dialogue: Path) -> None:
+async def test_questions_are_checked_before_a_version_answers(dialogue: Path) -> None:
     for guard, by in ((guard_of("sea"), "rule:banned"), (AnswerGuard(guard=Broken()), "error")):
         async with running(TextStand(dialogue, guard=guard)) as stand:
             before = blocked("input")
@@ -88,7 +88,7 @@ async def test_a_blocked_answer_leaves_neither_text_nor_ids(dialogue: Path) -> N
                 assert not one.log_prob
 
 
-async def test_what_streams_before_a_blocked_call_is_what_the_message_says(dialogue: Path) -> None:
+async def test_parts_streamed_before_a_blocked_call_equal_the_final_message(dialogue: Path) -> None:
     async with running(TextStand(dialogue, guard=guard_of("add"))) as stand:
         reply, shown = await stand.stream(user(), begins_with="sum <tool_call>")
         assert reply.answers[0].is_blocked
@@ -105,7 +105,7 @@ class FirstBlocked(Guard):
         return super()._checked(text, direction)
 
 
-async def test_the_fallback_answers_for_a_version_of_which_nothing_is_left(dialogue: Path) -> None:
+async def test_the_fallback_answers_where_the_guard_blocked_all_answers(dialogue: Path) -> None:
     guard = AnswerGuard(guard=FirstBlocked())
     async with running(TextStand(dialogue, guard=guard)) as stand:
         reply, _ = await stand.stream(user(), temperature=0.0)
@@ -128,7 +128,7 @@ async def test_a_blocked_answer_is_a_negative_reward_only_where_that_is_said(
         assert len(stand.fragments()) == (1 if penalty else 0)
 
 
-def test_a_run_says_what_guards_it(tmp_path: Path) -> None:
+def test_a_run_lists_its_guards(tmp_path: Path) -> None:
     assert open_guard(GuardSection()) is None
     rules = tmp_path / "rules.toml"
     rules.write_text("[[rule]]\nname = 'vault'\npattern = 'vault'\n")
@@ -154,7 +154,7 @@ CALL = f"<tool_call> {ADD} </tool_call>"
         (f"sum <tool_call> {LOOKUP} </tool_call>", f"sum <tool_call> {LOOKUP} </tool_call>", 0),
     ],
 )
-def test_what_streams_is_what_the_message_says(written: str, content: str, calls: int) -> None:
+def test_streamed_parts_equal_the_final_message(written: str, content: str, calls: int) -> None:
     ids = TOKENIZER(written, add_special_tokens=False)["input_ids"]
     said, message = streamed(AnswerText(TOKENIZER, holds_calls=True), ids, TOOLS[:1])
     assert (said, message.content, len(message.tool_calls)) == (content, content, calls)
@@ -196,7 +196,7 @@ def letters() -> Any:
         (("zz",), "az", "az"),
     ],
 )
-def test_nothing_streams_of_a_stop(stops: tuple[str, ...], written: str, content: str) -> None:
+def test_no_part_of_a_stop_sequence_is_streamed(stops: tuple[str, ...], written: str, content: str) -> None:
     tokenizer = letters()
     for holds_calls in (False, True):
         text = AnswerText(tokenizer, stops=stops, holds_calls=holds_calls)
@@ -205,7 +205,7 @@ def test_nothing_streams_of_a_stop(stops: tuple[str, ...], written: str, content
 
 
 @pytest.mark.parametrize("stop", [">>>", "}x", "call>…", "<tool_call>x"])
-def test_no_part_of_a_call_streams_for_a_stop_that_it_may_begin(stop: str) -> None:
+def test_text_that_may_begin_a_stop_sequence_is_not_streamed(stop: str) -> None:
     tokenizer, written = letters(), f"ok {CALL}"
     text = AnswerText(tokenizer, stops=(stop,), holds_calls=True)
     said, message = streamed(text, tokenizer(written, add_special_tokens=False)["input_ids"], TOOLS)
@@ -230,7 +230,7 @@ def test_bytes_that_are_no_text_stream_as_they_are_in_the_message() -> None:
 
 
 @pytest.mark.parametrize("argument", [r'"\ud800"', "NaN", "Infinity", "1e999"])
-def test_what_is_no_text_or_no_json_is_no_call(argument: str) -> None:
+def test_invalid_text_or_json_is_no_tool_call(argument: str) -> None:
     written = f'<tool_call> {{"name":"add","arguments":{{"a":{argument}}}}} </tool_call>'
     assert as_message(written, TOOLS, "call") == Message("assistant", written)
 
@@ -285,7 +285,7 @@ async def test_a_server_without_what_http_needs_says_what_to_install(monkeypatch
 
 
 @pytest.mark.promise("token-trained-conversations-sampled")
-async def test_an_answer_is_on_record_before_it_leaves_and_a_column_holds_the_same(
+async def test_an_answer_is_recorded_before_it_is_sent_and_equals_its_column(
     stand: TextStand, tmp_path: Path
 ) -> None:
     assert stand.experience is not None

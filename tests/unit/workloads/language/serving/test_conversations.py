@@ -85,7 +85,7 @@ async def test_the_same_messages_once_more_get_the_same_answer(stand: TextStand)
 
 
 @pytest.mark.promise("served-conversation-gives-learner")
-async def test_of_siblings_the_one_that_the_history_continues_is_learned_from(stand: TextStand) -> None:
+async def test_of_several_answers_the_continued_one_is_learned_from(stand: TextStand) -> None:
     conversation = stand.start()
     reply = await stand.say(conversation, user(), count=3)
     assert len(reply.answers) == 3
@@ -98,7 +98,7 @@ async def test_of_siblings_the_one_that_the_history_continues_is_learned_from(st
     assert trained_tokens(fragment)[: len(kept.ids)] == kept.ids
 
 
-async def test_what_a_person_thinks_is_the_newest_thing_that_they_said_unasked(stand: TextStand) -> None:
+async def test_the_newest_unrequested_rating_is_the_opinion_of_a_person(stand: TextStand) -> None:
     program = stand.conversations.start("", "program")
     assert program.opinion is None
     episode = stand.conversations.start("", "person", opinions=True)
@@ -128,7 +128,7 @@ async def test_what_a_person_thinks_is_the_newest_thing_that_they_said_unasked(s
         ({"not_learned": True}, "unasked"),
     ],
 )
-async def test_what_is_not_sampled_from_the_policy_is_answered_and_not_learned_from(
+async def test_answers_not_sampled_from_the_policy_are_not_learned_from(
     stand: TextStand, fields: dict[str, Any], reason: str
 ) -> None:
     conversation = stand.start()
@@ -153,7 +153,7 @@ async def test_without_a_conversation_nothing_is_learned(stand: TextStand) -> No
     assert stand.fragments() == []
 
 
-async def test_a_stop_or_a_most_of_tokens_truncates(stand: TextStand) -> None:
+async def test_a_stop_sequence_or_token_limit_truncates(stand: TextStand) -> None:
     ways: tuple[dict[str, Any], ...] = ({"stop": ("</tool_call>",)}, {"max_tokens": 1})
     for number, fields in enumerate(ways):
         conversation = stand.start(f"c-{number}")
@@ -167,7 +167,7 @@ async def test_a_stop_or_a_most_of_tokens_truncates(stand: TextStand) -> None:
 
 
 @pytest.mark.promise("sampled-policy-answered-learned")
-async def test_a_client_that_goes_away_costs_what_was_not_rewarded(stand: TextStand) -> None:
+async def test_turns_after_the_last_reward_of_a_client_that_goes_away_are_dropped(stand: TextStand) -> None:
     conversation = stand.start()
     first = await stand.say(conversation, user())
     answer = first.answers[0].message
@@ -215,7 +215,7 @@ async def patient(dialogue: Any) -> AsyncIterator[TextStand]:
         yield stand
 
 
-async def test_in_the_window_a_reward_reaches_a_column_that_is_over(patient: TextStand) -> None:
+async def test_within_the_window_a_reward_reaches_an_ended_column(patient: TextStand) -> None:
     conversation = patient.start()
     await patient.say(conversation, user())
     patient.end(conversation, None)
@@ -229,7 +229,7 @@ async def test_in_the_window_a_reward_reaches_a_column_that_is_over(patient: Tex
 
 
 @pytest.mark.promise("version-language-model-cannot")
-async def test_a_version_that_gives_no_numbers_is_stood_in_for_by_the_model_without_its_adapter(
+async def test_the_base_model_answers_for_a_version_that_gives_nan(
     stand: TextStand,
 ) -> None:
     alone = await stand.say("", user(), tools=(), temperature=0.0)
@@ -283,7 +283,7 @@ async def test_versions_that_answer_no_request_are_released(stand: TextStand) ->
         ({"max_tokens": 63}, "tokens and an answer of up to 63 do not fit into 64"),
     ],
 )
-async def test_what_cannot_be_answered_is_refused_by_its_field(
+async def test_an_unanswerable_request_is_refused_by_field(
     stand: TextStand, fields: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(Refused, match=message) as refused:
@@ -332,7 +332,7 @@ async def test_rewards_of_a_conversation_that_is_over_are_for_turns_that_it_had(
     assert kept == [(conversation, 1023, 1.0)]
 
 
-async def test_what_conversations_hold_is_counted_and_bounded(dialogue: Any, patient: TextStand) -> None:
+async def test_the_memory_of_conversations_is_counted_and_bounded(dialogue: Any, patient: TextStand) -> None:
     held = patient.conversations._held
     conversation = patient.start()
     await patient.say(conversation, user())
@@ -350,7 +350,7 @@ async def test_what_conversations_hold_is_counted_and_bounded(dialogue: Any, pat
     assert refused.value.refusal.reason is Reason.INVALID
 
 
-async def test_answers_that_grow_beside_one_another_do_not_share_the_same_room(stand: TextStand) -> None:
+async def test_answers_that_grow_together_do_not_share_room(stand: TextStand) -> None:
     held = stand.conversations._held = CallerShares(40_000)
     asks = (stand.say(stand.start(), user(), count=8, max_tokens=8) for _ in range(6))
     answered = await asyncio.gather(*asks, return_exceptions=True)
@@ -360,7 +360,7 @@ async def test_answers_that_grow_beside_one_another_do_not_share_the_same_room(s
     assert held.used == sum(talk.counted_bytes for talk in stand.conversations._talks.values())
 
 
-async def test_who_keeps_late_rewards_coming_holds_no_other_up(patient: TextStand) -> None:
+async def test_a_client_with_endless_late_rewards_delays_no_other(patient: TextStand) -> None:
     first, second = patient.start(), patient.start()
     for conversation in (first, second):
         await patient.say(conversation, user())
@@ -374,7 +374,7 @@ async def test_who_keeps_late_rewards_coming_holds_no_other_up(patient: TextStan
     assert len(patient.fragments()) == 2
 
 
-async def test_a_turn_has_so_many_answers(stand: TextStand) -> None:
+async def test_the_answers_of_a_turn_are_limited(stand: TextStand) -> None:
     conversation = stand.start()
     asked: dict[str, Any] = {"count": 16, "max_tokens": 1, "regenerate": True}
     for _ in range(4):
@@ -456,7 +456,7 @@ async def test_each_sampled_token_is_learned_from_or_counted(stand: TextStand, s
     assert learned + sum(counted.values()) == client.sampled, counted
 
 
-async def test_a_client_that_dies_while_its_answer_grows_is_counted(stand: TextStand) -> None:
+async def test_an_answer_of_a_dead_client_is_counted(stand: TextStand) -> None:
     before, conversation = unlearned("stopped"), stand.start()
     ask = TextRequest(messages=(user(),), conversation_id=conversation, max_tokens=30)
 
@@ -483,7 +483,7 @@ def difference(stand: TextStand, reply: TextReply, version: int) -> float:
     [(12, 8), pytest.param(200, 32, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])],
     ids=["few", "many"],
 )
-async def test_swaps_of_versions_under_streams_mix_no_answer(
+async def test_changing_versions_during_streams_mixes_no_answers(
     stand: TextStand, swaps: int, streams: int
 ) -> None:
     # So far apart that the wrong one gives other log-probabilities.
@@ -514,7 +514,7 @@ async def test_swaps_of_versions_under_streams_mix_no_answer(
     assert difference(stand, by_version[min(by_version)], newest) > 0.01
 
 
-async def test_no_other_version_goes_on_behind_a_part_that_was_sent(stand: TextStand) -> None:
+async def test_no_other_version_continues_a_partly_sent_answer(stand: TextStand) -> None:
     shown = list[str]()
 
     def show(_: int, part: str) -> None:

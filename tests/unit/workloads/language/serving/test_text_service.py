@@ -50,7 +50,7 @@ def stub(dialogue: Path, short_folder: Path) -> Iterator[TextServiceStub]:
         yield TextServiceStub(channel)
 
 
-def test_tools_that_do_not_parse_are_refused_by_their_place(stub: TextServiceStub) -> None:
+def test_invalid_tools_are_refused_with_their_position(stub: TextServiceStub) -> None:
     messages = [pb.TextMessage(role="user", content="sum")]
     wrong = {
         (TOOL, '{"type": '): "tools[1]: is no JSON",
@@ -80,7 +80,7 @@ def ask(stub: TextServiceStub, **fields: Any) -> Any:
 LONG = "x" * 1_000_000
 
 
-def test_no_call_remembers_what_is_long_or_many(stub: TextServiceStub) -> None:
+def test_no_call_keeps_data_without_bound(stub: TextServiceStub) -> None:
     begun = stub.StartConversation(pb.StartConversationRequest(), timeout=PATIENCE_S)
     conversation = str(begun.conversation_id)
     assert ask(stub, conversation_id=conversation).answers
@@ -144,7 +144,7 @@ def test_no_call_remembers_what_is_long_or_many(stub: TextServiceStub) -> None:
     assert (ended.total_return, ended.turns) == (1.0, 1)
 
 
-def test_ids_of_any_length_are_no_conversations(stub: TextServiceStub) -> None:
+def test_invalid_ids_of_any_length_are_refused(stub: TextServiceStub) -> None:
     rewards = [pb.TurnReward(turn=0, amount=1.0)]
     for wrong in (LONG, "", "c-1", "0" * 48):
         for reply in (
@@ -231,14 +231,14 @@ async def test_a_budget_beyond_the_runs_is_refused(thinking: TextStand, stand: T
 
 @pytest.mark.promise("thought-answer-leaves-server")
 @pytest.mark.parametrize("shows", [True, False])
-async def test_no_stream_holds_what_was_thought(thinking: TextStand, shows: bool) -> None:
+async def test_no_stream_contains_a_thought(thinking: TextStand, shows: bool) -> None:
     reply, parts = await thinking.stream(user(), tools=(), temperature=0.0, show_thought=shows, count=3)
     assert sorted(parts) == [BEHIND] * 3
     assert len(reply.answers) == 3
 
 
 @pytest.mark.promise("thought-answer-leaves-server")
-async def test_on_the_wire_a_hidden_thought_is_numbers_alone(thinking: TextStand) -> None:
+async def test_a_hidden_thought_is_sent_only_as_numbers(thinking: TextStand) -> None:
     fields: dict[str, Any] = {"messages": [pb.TextMessage(role="user", content="sum")], "temperature": 0.0}
     hidden = await thinking.service.generate(pb.GenerateRequest(**fields), Caller())
     stream = thinking.service.generate_stream(pb.GenerateRequest(**fields), Caller())
@@ -257,7 +257,7 @@ async def test_on_the_wire_a_hidden_thought_is_numbers_alone(thinking: TextStand
     assert described.thought_tokens == MOST
 
 
-async def test_stops_biases_and_lengths_are_the_answers_alone(thinking: TextStand) -> None:
+async def test_stops_biases_and_lengths_apply_only_to_the_answer(thinking: TextStand) -> None:
     stopped = (await thinking_ask(thinking, stop=("lookup", BEHIND))).answers[0]
     assert (stopped.message.content, stopped.finish) == ("", "stop")
     assert stopped.thought is not None
@@ -267,7 +267,7 @@ async def test_stops_biases_and_lengths_are_the_answers_alone(thinking: TextStan
     assert biased.before == ids("sea lookup 3 done lookup")
 
 
-async def test_answers_of_one_length_are_whole_at_it(thinker: Path) -> None:
+async def test_answers_of_one_length_are_complete_there(thinker: Path) -> None:
     async with running(TextStand(thinker, form=form_of(answer_tokens=1))) as stand:
         whole = (await thinking_ask(stand, max_tokens=6)).answers[0]
         assert (whole.message.content, len(whole.ids), whole.finish, whole.ended) == (BEHIND, 1, "stop", True)
@@ -278,14 +278,14 @@ async def test_answers_of_one_length_are_whole_at_it(thinker: Path) -> None:
         assert (cut.message.content, cut.finish, cut.ended) == (BEHIND, "length", False)
 
 
-async def test_what_a_request_may_hold_leaves_room_for_a_thought(thinking: TextStand) -> None:
+async def test_the_limits_of_a_request_leave_room_for_a_thought(thinking: TextStand) -> None:
     fits = 64 - len(thinking.conversations._encoder.begin([user()])) - form_of().room
     assert (await thinking_ask(thinking, max_tokens=fits)).answers
     with pytest.raises(Refused, match="8 of a thought and an answer of up to"):
         await thinking_ask(thinking, max_tokens=fits + 1)
 
 
-async def test_drawn_answers_have_thoughts_of_their_own(thinking: TextStand) -> None:
+async def test_sampled_answers_have_their_own_thoughts(thinking: TextStand) -> None:
     hot: dict[str, Any] = {"temperature": 3.0, "count": 8, "seed": 7, "show_thought": True}
     first, again = await thinking_ask(thinking, **hot), await thinking_ask(thinking, **hot)
     thoughts = [one.thought.ids for one in first.answers if one.thought is not None]
@@ -295,7 +295,7 @@ async def test_drawn_answers_have_thoughts_of_their_own(thinking: TextStand) -> 
         assert (one.message, one.ids, one.before) == (other.message, other.ids, other.before)
 
 
-async def test_a_conversation_of_thoughts_goes_on_and_is_not_learned_from(thinking: TextStand) -> None:
+async def test_a_conversation_of_thoughts_continues_and_is_not_learned_from(thinking: TextStand) -> None:
     conversation, before = thinking.start(), unlearned("thought")
     fields: dict[str, Any] = {"tools": (), "temperature": 0.0}
     first = await thinking.say(conversation, user(), **fields)
@@ -335,7 +335,7 @@ async def test_a_thought_that_is_shown_passes_the_guard(
         assert counter.get() - before == (shown is None)
 
 
-async def test_a_blocked_answer_takes_its_thought_with_it(thinker: Path) -> None:
+async def test_a_blocked_answer_hides_its_thought_too(thinker: Path) -> None:
     async with running(TextStand(thinker, form=form_of(), guard=guard_of(BEHIND), fallback="none")) as stand:
         (answer,) = (await thinking_ask(stand, show_thought=True)).answers
         assert answer.is_blocked
@@ -343,7 +343,7 @@ async def test_a_blocked_answer_takes_its_thought_with_it(thinker: Path) -> None
         assert (answer.thought.text, answer.thought.ids, answer.thought.tokens) == (None, (), 3)
 
 
-async def test_a_caller_without_time_ends_its_thought(thinker: Path) -> None:
+async def test_a_passed_deadline_ends_a_thought(thinker: Path) -> None:
     stand = TextStand(thinker, form=form_of())
     await stand.publish(1)
     until_s = asyncio.get_running_loop().time() + 0.05
@@ -370,7 +370,7 @@ async def test_a_caller_that_goes_away_leaves_its_thought_counted(thinker: Path)
     assert stand.engine.under_way == 0
 
 
-async def test_a_version_that_cannot_think_is_stood_in_for(thinking: TextStand) -> None:
+async def test_the_base_model_answers_for_a_version_that_cannot_think(thinking: TextStand) -> None:
     await thinking.publish(2, adapter(thinking.base, 2, size=float("inf")))
     reply = await thinking_ask(thinking)
     assert (reply.is_fallback, reply.version) == (True, 0)
@@ -379,7 +379,7 @@ async def test_a_version_that_cannot_think_is_stood_in_for(thinking: TextStand) 
 
 
 @pytest.mark.promise("thought-answer-leaves-server")
-async def test_a_version_stays_between_a_thought_and_its_answer(
+async def test_thought_and_answer_use_one_version(
     thinking: TextStand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = Drawing._thought
@@ -398,7 +398,7 @@ async def test_a_version_stays_between_a_thought_and_its_answer(
     assert thinking.engine.versions == [3]
 
 
-async def test_a_word_that_is_refused_is_told_its_caller_and_no_log(
+async def test_a_refused_word_is_shown_to_its_caller_and_not_logged(
     thinking: TextStand, caplog: pytest.LogCaptureFixture
 ) -> None:
     thinking.conversations._encoder = ChatEncoder(TOKENIZER, WORDS)
