@@ -217,7 +217,7 @@ def test_a_state_of_another_kind_of_replay_is_refused() -> None:
     first.insert(1, 10, rows(3, 0))
     with pytest.raises(ValueError, match="replay/priorities: missing"):
         replay(how=PRIORITISED).load(*first.state())
-    with pytest.raises(ValueError, match=r"of 20 transitions, algorithm\.capacity=21"):
+    with pytest.raises(ValueError, match=r"algorithm\.capacity=20, not 21"):
         replay(capacity=21).load(*first.state())
 
 
