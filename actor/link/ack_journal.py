@@ -186,23 +186,34 @@ def sample_files(folders: Iterable[Path]) -> list[Path]:
     return sorted(path for folder in folders for path in folder.glob(f"*{_SAMPLE_SUFFIX}"))
 
 
-def read_journal(path: Path) -> Iterator[Acknowledged | None]:
-    """Yield what was acknowledged, in order; None for a line that a crash tore."""
-    return _read(path, Acknowledged)
+def is_torn(line: bytes) -> bool:
+    """Return whether a line of a JSON object that cannot be read was cut by a crash; else it is damaged."""
+    return not line.rstrip().endswith(b"}")
 
 
-def read_samples(path: Path) -> Iterator[SampledLine | None]:
-    """Yield what was sampled and sent, in order; None for a line that a crash tore."""
-    return _read(path, SampledLine)
+def read_journal(path: Path, damaged: list[int] | None = None) -> Iterator[Acknowledged | None]:
+    """Yield what was acknowledged, in order; None for a line that a crash tore.
+
+    damaged: gets the numbers, from 1, of other lines that cannot be read.
+    """
+    return _read(path, Acknowledged, damaged)
 
 
-def _read(path: Path, kind: type[T]) -> Iterator[T | None]:
+def read_samples(path: Path, damaged: list[int] | None = None) -> Iterator[SampledLine | None]:
+    """Yield what was sampled and sent, as `read_journal`."""
+    return _read(path, SampledLine, damaged)
+
+
+def _read(path: Path, kind: type[T], damaged: list[int] | None) -> Iterator[T | None]:
     adapter = TypeAdapter(kind)
     with path.open("rb") as file:
-        for line in file:
+        for number, line in enumerate(file, 1):
             try:
                 value = adapter.validate_json(line)
                 bytes.fromhex(value.sha256)
                 yield value
             except ValueError:
-                yield None
+                if is_torn(line):
+                    yield None
+                elif damaged is not None:
+                    damaged.append(number)

@@ -8,6 +8,7 @@ so that one damaged checkpoint costs nothing.
 import bisect
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass
 from pathlib import Path
@@ -226,7 +227,7 @@ def choose(lease: Lease, store: CheckpointStore, options: ResumeOptions) -> Begi
         raise Fatal(
             f"{store.directory}: no checkpoint is whole; --allow-loss begins the run again from nothing"
         )
-    if checkpoint is None and lease.trim_floor and not options.allow_loss:
+    if not options.allow_loss and (_has_forgotten(lease, store) or (checkpoint is None and lease.trim_floor)):
         _refuse_a_redis_that_went_back(lease, store)
     ledger = Ledger() if progress is None else progress.ledger()
     _cross_floor(lease, ledger, allow_loss=options.allow_loss)
@@ -266,10 +267,21 @@ def _refuse_a_redis_that_went_back(lease: Lease, store: CheckpointStore) -> None
     if known and newest > known[-1]:
         raise Fatal(
             f"{store.directory}: Redis has gone back in time: the newest checkpoint that it knows is "
-            f"{known[-1]}, which is not whole there any more, and the newest that is there is {newest}. Stop "
-            "Redis, empty its folder and use --resume: an empty Redis is opened from the newest checkpoint, "
-            "and what its log held is given up. --allow-loss begins from nothing instead"
+            f"{known[-1]}, and the newest that is there is {newest}. Stop Redis, empty its folder and use "
+            "--resume: an empty Redis is opened from the newest checkpoint, and what its log held is given "
+            f"up. --allow-loss goes on from {known[-1]} instead, or from nothing where that is not whole"
         )
+
+
+def _has_forgotten(lease: Lease, store: CheckpointStore) -> bool:
+    """Return whether a checkpoint was committed that Redis does not know any more.
+
+    A learner writes a checkpoint only when Redis has the one before it, so of each epoch one at most was not
+    committed.
+    """
+    known = max((commit.checkpoint_id for commit in lease.committed), default="")
+    newer = Counter(name.partition("-")[0] for name in store.ids() if name > known)
+    return not lease.fresh and bool(known) and max(newer.values(), default=0) > 1
 
 
 def _best(store: CheckpointStore) -> Checkpoint:

@@ -144,14 +144,15 @@ class CheckpointStore:
         return sorted((name for name in names if not name.startswith(_TEMPORARY)), reverse=True)
 
     def name_ignored(self, committed: Sequence[str]) -> None:
-        """Log the directories that were never committed; remove those that a crash left half-written."""
+        """Log the directories of which Redis has no commit; remove those that a crash left half-written."""
         for path in self.directory.glob(f"{_TEMPORARY}*"):
             shutil.rmtree(path, ignore_errors=True)
         for path in self.directory.glob(f"{_POINTER}.*.tmp"):
             path.unlink(missing_ok=True)
         for checkpoint_id in self.ids():
             if checkpoint_id not in committed:
-                log.warning("checkpoint ignored: it was never committed", extra={"checkpoint": checkpoint_id})
+                words = {"checkpoint": checkpoint_id}
+                log.warning("checkpoint ignored: Redis has no commit of it", extra=words)
 
     def name_best(self, checkpoint_id: str) -> None:
         if checkpoint_id != self.best():

@@ -29,7 +29,7 @@ from penstock.config.service_settings import service_settings
 from penstock.config.settings import ConfigurationError, Settings, load, parse_toml
 from penstock.config.trusted import check_places
 from penstock.launch.audit import findings
-from penstock.launch.audit.books import Books, Journals, Lineage, read_journals, read_lineage
+from penstock.launch.audit.books import Books, Journals, Lineage, damaged, read_journals, read_lineage
 from penstock.launch.audit.findings import AuditResult, Kind, Problem, problem_at
 from penstock.launch.run.redis_service import ask, newest
 from penstock.learner.ledger import DIGEST_BYTES
@@ -228,11 +228,13 @@ def read_samples_of(folders: Sequence[Path], run: str) -> Samples:
     samples = Samples()
     for path in sample_files(folders):
         samples.files += 1
-        for line in read_samples(path):
+        numbers: list[int] = []
+        for line in read_samples(path, numbers):
             if line is None:
                 samples.torn += 1
             elif run in ("", line.run):
                 samples.note(line)
+        samples.problems += [damaged(path, number) for number in numbers]
     return samples
 
 
@@ -251,6 +253,8 @@ def check_samples(
     for line in lineage.lines:
         for session, digests in line.digests.items():
             whole, is_recorded = bytes.fromhex(digests), actors.get(int(session)) in samples.actors
+            if len(whole) != DIGEST_BYTES * findings.count(line.sessions[session]):
+                continue  # a problem of the lineage
             for index, sequence in enumerate(findings.numbers(line.sessions[session])):
                 digest = whole[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]
                 if not samples.take(digest) and is_recorded:

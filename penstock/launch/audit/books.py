@@ -19,7 +19,12 @@ from typing import Any, Final
 
 from pydantic import TypeAdapter
 
-from penstock.actor.link.ack_journal import Acknowledged, journal_files, read_journal
+from penstock.actor.link.ack_journal import (
+    Acknowledged,
+    is_torn,
+    journal_files,
+    read_journal,
+)
 from penstock.broker.log.audit_log import HeldEntry, HeldLog
 from penstock.launch.audit import findings
 from penstock.launch.audit.findings import Kind, Problem, Ranges, problem_at, problems_of
@@ -63,13 +68,16 @@ def read_lineage(path: Path, head: str) -> Lineage:
     nameless: set[str] = set()
     torn = 0
     problems: list[Problem] = []
-    for text in path.read_bytes().splitlines() if path.exists() else []:
+    for number, text in enumerate(path.read_bytes().splitlines() if path.exists() else [], 1):
         try:
             value: dict[str, Any] = json.loads(text)
             line = _LINE.validate_python(value)
             _check_names(line)
-        except (ValueError, TypeError):
-            torn += 1
+        except (ValueError, TypeError, RecursionError):
+            if is_torn(text):
+                torn += 1
+            else:
+                problems.append(damaged(path, number))
             continue
         if lines.get(line.checkpoint, line) != line:
             what = f"checkpoint {line.checkpoint}: two different lines in {path.name}"
@@ -88,6 +96,12 @@ def read_lineage(path: Path, head: str) -> Lineage:
     )
 
 
+def damaged(path: Path, number: int) -> Problem:
+    """Return the problem of a line that cannot be read although no crash has cut it."""
+    what = f"line {number} of {path.name} cannot be read: it is damaged, or of another version"
+    return Problem(Kind.UNACCOUNTED, what)
+
+
 def _check_names(line: LineageEntry) -> None:
     """Raise ValueError for sessions that are not numbers, and digests that are malformed or of no session."""
     for session in (*line.sessions, *(name for of in line.left_out.values() for name in of)):
@@ -101,8 +115,12 @@ def _check_names(line: LineageEntry) -> None:
 def _chain(lines: Mapping[str, LineageEntry], head: str, problems: list[Problem]) -> list[LineageEntry]:
     """Return the lines from the oldest to `head`; a missing one is a problem, and passed over."""
     chain: list[LineageEntry] = []
+    passed: set[str] = set()
     wanted = head
     while wanted:
+        if wanted in passed:
+            problems.append(Problem(Kind.ORDER, f"checkpoint {wanted} is in the lineage as its own ancestor"))
+            break
         line = lines.get(wanted)
         if line is None:
             first = chain[-1].first if chain else math.inf
@@ -114,6 +132,7 @@ def _chain(lines: Mapping[str, LineageEntry], head: str, problems: list[Problem]
             if line is None:
                 break
         chain.append(line)
+        passed.add(line.checkpoint)
         wanted = line.parent
     return chain[::-1]
 
@@ -189,13 +208,15 @@ def read_journals(folders: Sequence[Path], run: str) -> Journals:
     for path in journal_files(folders):
         journals.files += 1
         experience = Experience()
-        for line in read_journal(path):
+        numbers: list[int] = []
+        for line in read_journal(path, numbers):
             if line is None:
                 journals.torn += 1
             elif run in ("", line.run):
                 journals.lines += 1
                 _note(journals, line)
                 journals.problems += experience.follow(line)
+        journals.problems += [damaged(path, number) for number in numbers]
     return journals
 
 
@@ -417,11 +438,11 @@ class Books:
         digests: bytes,
         held: Mapping[tuple[int, int], list[HeldEntry]],
     ) -> Iterator[Problem]:
-        sequences = list(findings.numbers(line.sessions[str(session)]))
-        if len(digests) != DIGEST_BYTES * len(sequences):
+        if len(digests) != DIGEST_BYTES * findings.count(line.sessions[str(session)]):
             what = f"checkpoint {line.checkpoint}: session {session} has not one digest for each fragment"
             yield Problem(Kind.UNACCOUNTED, what)
             return
+        sequences = list(findings.numbers(line.sessions[str(session)]))
         journal = self._journals.sessions.get(session)
         known = {} if journal is None else journal.digests
         for index, sequence in enumerate(sequences):

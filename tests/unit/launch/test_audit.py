@@ -96,8 +96,28 @@ def problems(found: Journals, chain: Lineage, log: HeldLog | None, kind: Kind | 
         {"first": "the first"},
     ],
 )
-def test_a_line_that_somebody_has_changed_counts_as_torn(tmp_path: Path, damage: dict[str, Any]) -> None:
-    assert lineage(tmp_path, CLEAN_LINE | damage).torn == 1
+def test_a_line_that_somebody_has_changed_is_a_problem(tmp_path: Path, damage: dict[str, Any]) -> None:
+    found = lineage(tmp_path, CLEAN_LINE | damage)
+    assert found.torn == 0
+    assert "line 1 of lineage.jsonl cannot be read: it is damaged" in str(found.problems[0])
+
+
+def test_a_line_that_is_its_own_parent_ends_the_chain(tmp_path: Path) -> None:
+    found = lineage(tmp_path, CLEAN_LINE | {"parent": CLEAN_LINE["checkpoint"]})
+    assert "as its own ancestor" in str(found.problems[0])
+
+
+def test_ranges_without_end_are_counted_and_not_walked(tmp_path: Path) -> None:
+    endless = {"sessions": {"7": [[1, 2**60]]}, "digests": {"7": "00" * 8}, "last": 2**60}
+    found = problems(journals(1), lineage(tmp_path, CLEAN_LINE | endless), None)
+    assert any("has not one digest for each fragment" in str(one) for one in found)
+
+
+def test_lines_that_nest_without_end_are_damaged_and_a_cut_one_is_torn(tmp_path: Path) -> None:
+    deep = '{"a":' * 100_000 + "{}" + "}" * 100_000
+    (tmp_path / "lineage.jsonl").write_text(f'{deep}\n{{"checkpoint": "1-')
+    found = read_lineage(tmp_path / "lineage.jsonl", "")
+    assert (found.torn, len(found.problems)) == (1, 1)
 
 
 def test_a_run_with_every_fragment_in_one_place_is_clean(tmp_path: Path) -> None:

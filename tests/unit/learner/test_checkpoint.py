@@ -152,6 +152,18 @@ def test_a_redis_with_older_checkpoints_only_is_distinguished(
     assert (begun.checkpoint, begun.ledger.position) == (None, 0)
 
 
+def test_a_redis_that_forgot_commits_is_refused(written: CheckpointStore) -> None:
+    known, state = committed(written), Progress(run="r", sections={}, position=12).to_json()
+    written.write("000002-1", {}, state)  # of another learner, which died before it committed as well
+    lease = Lease(epoch=3, fresh=False, closed=False, committed=(known,), head=9)
+    assert choose(lease, written, RESUME).ledger.position == 4
+    written.write("000002-2", {}, state)
+    with pytest.raises(Fatal, match=f"gone back in time.*{COMMITTED}.*000002-2.*empty its folder"):
+        choose(lease, written, RESUME)
+    allowed = choose(lease, written, ResumeOptions(resume=True, allow_loss=True))
+    assert allowed.ledger.position == 4
+
+
 STORE_TENSORS = {
     "weights": torch.arange(6, dtype=torch.float32).reshape(2, 3),
     "moment": torch.tensor(0.25, dtype=torch.float64),
