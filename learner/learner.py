@@ -198,6 +198,7 @@ class Learner:
             description=partial(describe, self),
         )
         self._make_evaluation(beginning, progress, store)
+        self.algorithm.is_stopping = self._is_ending_early
         begun_at = beginning.checkpoint.id if beginning.checkpoint is not None else ""
         self.commands = CommandFollower(self, CommandRecord.from_state(progress.commands, begun_at))
         self.recording = self._make_recording(progress)

@@ -98,6 +98,8 @@ class Algorithm(ABC):
     """Fragments older than this many updates at their turn are dropped as `stale`; None: never."""
     flush_below: int | None = None
     """Steps of a batch, of which a flush takes what there is; None where that has no meaning."""
+    is_stopping: Callable[[], bool] = staticmethod(lambda: False)
+    """Whether the learner is to end soon: an update of many gradient steps ends between two of them then."""
     keeps_restored: bool = False
     """True where experience that was begun before a restore is still learned from, as with replay."""
     rejection: str = "rejected"

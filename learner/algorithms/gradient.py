@@ -590,7 +590,7 @@ class DensePass:
         features = [inputs.expand(dense.bodies, count, dense.inputs)]
         for layer, flat in zip(dense.hidden, memory[7:], strict=True):
             features.append(_part(flat, (dense.bodies, count, layer.linear.bias.shape[-1])))
-            self._forward += _hidden_forward(layer, *features[-2:])
+            self._forward += hidden_forward(layer, *features[-2:])
         actor, critic = features[-1][0], features[-1][-1]
         self._forward += _head_forward(dense.actor, actor, parameters)
         self._forward += _head_forward(dense.critic, critic, value)
@@ -622,7 +622,7 @@ def _weight_gradient(delta: Tensor, before: Tensor, out: Tensor) -> list[Call]:
     return [_product(before.transpose(1, 2), delta, turned), copy]
 
 
-def _hidden_forward(layer: Hidden, before: Tensor, after: Tensor) -> list[Call]:
+def hidden_forward(layer: Hidden, before: Tensor, after: Tensor) -> list[Call]:
     """[K, M, D] → [K, M, F]."""
     bias, weight = layer.linear.bias.unsqueeze(1), layer.linear.weight.transpose(1, 2)
     if layer.activation is nn.ReLU:
@@ -637,7 +637,7 @@ def _hidden_forward(layer: Hidden, before: Tensor, after: Tensor) -> list[Call]:
     ]
 
 
-def _hidden_backward(layer: Hidden, before: Tensor, after: Tensor, delta: Tensor) -> list[Call]:
+def hidden_backward(layer: Hidden, before: Tensor, after: Tensor, delta: Tensor) -> list[Call]:
     """Take ∂loss/∂after [K, M, F] to before the activation, in place; uses up `after`."""
     y, slope = after.numpy(), delta.numpy()
     if layer.activation is nn.ReLU:
@@ -680,7 +680,7 @@ def _bodies_backward(
     places = cycle(reversed(memory))
     for index in reversed(range(len(dense.hidden))):
         layer, before = dense.hidden[index], features[index]
-        calls += _hidden_backward(layer, before, features[index + 1], delta)
+        calls += hidden_backward(layer, before, features[index + 1], delta)
         if index:
             below = _part(next(places), before.shape)
             calls.append(_product(delta, layer.linear.weight, below))

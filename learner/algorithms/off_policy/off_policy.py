@@ -169,14 +169,15 @@ class Target(Generic[M]):
 
     def __post_init__(self) -> None:
         self.module = copy.deepcopy(self.module).requires_grad_(requires_grad=False)
-        self._flat = flatten(self.module)
+        self.parameters = flatten(self.module)
+        """θ', flat."""
 
     def follow(self) -> None:
         if self.online.steps % self.period == 0:
-            self._flat.lerp_(self.online.parameters, self.rate)
+            self.parameters.lerp_(self.online.parameters, self.rate)
 
     def backup(self) -> GoBack:
-        return backup_of(self._flat)
+        return backup_of(self.parameters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,8 +297,9 @@ class OffPolicy(Trained):
         return made_update, observed
 
     def _learn(self) -> list[Stepped]:
-        made = []
-        while self.limiter.may_draw(self.replay.size):
+        made: list[Stepped] = []
+        # What is owed when the learner stops is given up: `SampleToInsertRatio.rebase`.
+        while self.limiter.may_draw(self.replay.size) and not (made and self.is_stopping()):
             made.append(self._step(self._sample()))
             self.limiter.drawn()
         return made

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from penstock.config.settings import ConfigurationError, PolicySection, SACSection
 from penstock.learner.algorithms.gradient import FlatAdam
+from penstock.learner.algorithms.off_policy.dense_sac import DenseSAC, SACChains, chain_of, chain_over
 from penstock.learner.algorithms.off_policy.memory import Sample, Transitions
 from penstock.learner.algorithms.off_policy.off_policy import OffPolicy, Stepped, Target
 from penstock.policy.distributions import ConditionalSquashedGaussian
@@ -130,8 +131,24 @@ class SAC(OffPolicy):
             "temperature": self._temperature_optimiser,
         }
         self.targets, self.generators = {"target": self._target}, {"noise": self._noise}
+        self._chains = self._chains_of(policy)
+        self._passes: dict[int, DenseSAC] = {}
+
+    def _chains_of(self, policy: Policy) -> SACChains | None:
+        """Return the networks as chains where actor and critics are dense and on the CPU, else None."""
+        critics = [critic for critic in self._critics.both if isinstance(critic, Critic)]
+        body = policy.actor_body.chain
+        if body is None or policy.memory.is_recurrent or policy.combines_heads or len(critics[0].images):
+            return None
+        actor = chain_of(self._actor_optimiser, [[*body, policy.actor_head]])
+        both = chain_of(self._critic_optimiser, [[*critic.layers, critic.head] for critic in critics])
+        if actor is None or both is None:
+            return None
+        return SACChains(actor, both, chain_over(both, self._target.parameters))
 
     def gradient_step(self, sample: Sample, learning_rate: float) -> Stepped:
+        if self._chains is not None:
+            return self._dense_step(self._chains, sample, learning_rate)
         rows = sample.transitions
         inputs = self.policy.read(rows.observation)
         action, log_prob = self._draw(inputs)
@@ -146,6 +163,47 @@ class SAC(OffPolicy):
         losses = (value_loss, policy_loss.detach(), -log_prob.detach().mean(), temperature)
         metrics = dict(zip(METRICS, (*losses, error.abs().mean(), value.mean(), norm), strict=True))
         return Stepped(error, metrics)
+
+    @torch.no_grad()
+    def _dense_step(self, chains: SACChains, sample: Sample, learning_rate: float) -> Stepped:
+        """Do as `gradient_step` without a graph."""
+        rows, count = sample.transitions, len(sample.transitions)
+        if count not in self._passes:
+            self._passes = {count: DenseSAC(chains, self._heads, count)}
+        dense, limit = self._passes[count], self.section.max_gradient_norm
+        vector, temperature = self.policy.read(rows.observation).vector, self._temperature()
+        drawn = dense.draw(vector, self._noise_of(count))
+        if self.section.tune_temperature:
+            self._tune(drawn.log_prob, learning_rate)
+        after = dense.following(
+            self.policy.read(rows.following).vector, self._noise_of(count), float(temperature)
+        )
+        target = rows.reward.to(after.dtype) + rows.discount.to(after.dtype) * after
+        value = dense.values(vector, self._taken(rows, target)).clone()
+        error, weight = value - target, sample.weight.to(target.dtype)
+        value_loss = 0.5 * (weight * error.square()).mean(1).sum()
+        dense.learn_values(weight * error / count)
+        optimiser = self._critic_optimiser
+        norm = optimiser.step(optimiser.flat_gradient, learning_rate, limit)
+        dense.values(vector, drawn.action)
+        policy_loss = (temperature * drawn.log_prob - dense.descend(drawn, float(temperature))).mean()
+        self._actor_optimiser.step(self._actor_optimiser.flat_gradient, learning_rate, limit)
+        self._target.follow()
+        losses = (value_loss, policy_loss, -drawn.log_prob.mean(), temperature)
+        error, value = error.mean(0), value.mean(0)
+        metrics = dict(zip(METRICS, (*losses, error.abs().mean(), value.mean(), norm), strict=True))
+        return Stepped(error, metrics)
+
+    def _noise_of(self, count: int) -> Tensor:
+        """Return normal draws [count, A], head by head."""
+        dtype = self.policy.dtype
+        sizes = [(count, head.count) for head in self._heads]
+        return torch.cat([torch.randn(size, generator=self._noise, dtype=dtype) for size in sizes], 1)
+
+    def _taken(self, rows: Transitions, target: Tensor) -> Tensor:
+        """Return the actions that were taken, [n, A] in (−1, 1)."""
+        taken = [rows.action[head.path].reshape(len(target), -1).to(target.dtype) for head in self._heads]
+        return torch.cat(taken, 1).tanh()
 
     def _draw(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         """Draw actions [n, A] in (−1, 1), and their log-probabilities [n], differentiable."""
@@ -175,9 +233,7 @@ class SAC(OffPolicy):
         self, inputs: Inputs, sample: Sample, target: Tensor, learning_rate: float
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Take one step of the critics; loss, mean error and mean value of both [n], norm of the gradient."""
-        taken = sample.transitions.action
-        raws = [taken[head.path].reshape(len(target), -1).to(target.dtype) for head in self._heads]
-        value = self._critics(inputs, torch.cat(raws, 1).tanh())
+        value = self._critics(inputs, self._taken(sample.transitions, target))
         error = value - target
         loss = 0.5 * (sample.weight.to(target.dtype) * error.square()).mean(1).sum()
         norm = self._descend(self._critic_optimiser, loss, learning_rate)

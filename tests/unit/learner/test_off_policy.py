@@ -82,6 +82,15 @@ def test_gradient_steps_follow_the_set_ratio() -> None:
     assert algorithm.updates == 10
 
 
+def test_an_update_of_many_gradient_steps_ends_soon_when_the_learner_stops() -> None:
+    algorithm = make(replay_ratio=1.0)
+    algorithm.is_stopping = lambda: True
+    made = [algorithm.update(corridor(number), progress=0.0) for number in (1, 2, 3)]
+    assert [(update.applied, update.gradient_steps) for update in made] == [(True, 0), (True, 1), (True, 1)]
+    algorithm.is_stopping = lambda: False
+    assert algorithm.update(corridor(4), progress=0.0).gradient_steps == 4 * 32 - 2
+
+
 def test_a_version_is_published_after_enough_updates() -> None:
     algorithm = make(replay_ratio=0.5, publish_period=40)
     published = [algorithm.update(corridor(number), progress=0.0).publish for number in range(1, 9)]
