@@ -4,9 +4,11 @@
 `Inputs` into features. Axes: M = any number of rows, D = width of the vector part, F = features.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 import torch
@@ -14,7 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from penstock.config.settings import PolicySection
-from penstock.policy.acting.array_policy import VARIANCE_FLOOR, InputLayout, vector_width
+from penstock.policy.acting.array_policy import (
+    VARIANCE_FLOOR,
+    InputLayout,
+    byte_scale,
+    is_coarse,
+    vector_width,
+)
 from penstock.policy.recurrent import Unroll
 from penstock.protocol.schema import choices
 from penstock.protocol.spaces import Discrete, Leaf, MultiDiscrete, Space, leaves
@@ -226,11 +234,12 @@ _IMPALA_CHANNELS: Final = (16, 32, 32)
 class ImageEncoder(nn.Module):
     """The trunk of one image, with its last linear layer."""
 
-    def __init__(self, path: str, leaf: Leaf, trunk: str) -> None:
+    def __init__(self, path: str, leaf: Leaf, trunk: str, axes: str = "auto") -> None:
+        """trunk, axes: `policy.image_trunk` and `policy.image_axes`."""
         super().__init__()
         shape = leaf.shape
-        self.rank = len(shape)
-        self.channels_first = self.rank == 3 and shape[0] < shape[-1]
+        self.rank, self.scale = len(shape), byte_scale(leaf)
+        self.channels_first = self.rank == 3 and _has_channels_first(shape, axes)
         channels, *size = _planes(shape, channels_first=self.channels_first)
         name = _chosen(path, leaf, trunk, min(size))
         convolutions = nn.Sequential(*_CONVOLUTIONS[name](channels), nn.Flatten())
@@ -242,8 +251,16 @@ class ImageEncoder(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         rows = image.unsqueeze(-1) if self.rank == 2 else image
         planes = rows if self.channels_first else rows.permute(0, 3, 1, 2)
-        features: Tensor = self.layers(planes.to(next(self.parameters()).dtype) / 255)
+        features: Tensor = self.layers(planes.to(next(self.parameters()).dtype) / self.scale)
         return features
+
+
+def _has_channels_first(shape: tuple[int, ...], axes: str) -> bool:
+    """Return whether the first of three axes is that of the channels: height and width differ least."""
+    if axes != "auto":
+        return axes == "channels_first"
+    before, after = (abs(math.log(one / other)) for one, other in pairwise(shape))
+    return after < before or (after == before and shape[0] < shape[-1])
 
 
 def _planes(shape: tuple[int, ...], *, channels_first: bool) -> tuple[int, int, int]:
@@ -358,15 +375,17 @@ class Reader(InputLayout, nn.Module):
         columns = []
         for path, leaf in self.reals:
             column = observation[path].reshape(-1, vector_width(leaf)).to(dtype)
-            columns.append(column / 255 if leaf.dtype == "uint8" else column)
+            columns.append(column / byte_scale(leaf) if leaf.dtype == "uint8" else column)
         return columns[0] if len(columns) == 1 else torch.cat(columns, 1)
 
     def read(self, observation: Mapping[str, Tensor], dtype: torch.dtype) -> Inputs:
         """Return inputs of observations [..., *shape], leading axes flattened to M rows."""
         columns = []
         if self.reals:
-            reals = self.raw_reals(observation, dtype)
-            columns.append(reals if self.normaliser is None else self.normaliser(reals))
+            # What float32 would round is centred before.
+            is_wide = self.normaliser is not None and any(is_coarse(leaf) for _, leaf in self.reals)
+            reals = self.raw_reals(observation, torch.float64 if is_wide else dtype)
+            columns.append(reals if self.normaliser is None else self.normaliser(reals).to(dtype))
         columns += [codes(observation[path], leaf).to(dtype) for path, leaf in self.codes]
         images = tuple(observation[path].reshape(-1, *leaf.shape) for path, leaf in self.images)
         if not columns:
@@ -394,7 +413,9 @@ class Body(nn.Module):
 
     def __init__(self, reader: Reader, section: PolicySection, *, extra: int = 0) -> None:
         super().__init__()
-        encoders = [ImageEncoder(path, leaf, section.image_trunk) for path, leaf in reader.images]
+        encoders = [
+            ImageEncoder(path, leaf, section.image_trunk, section.image_axes) for path, leaf in reader.images
+        ]
         self.images = nn.ModuleList(encoders)
         self.width = reader.width + sum(encoder.width for encoder in encoders) + extra
         layers: list[nn.Module] = []

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from penstock.policy import distributions as heads
+from penstock.policy.acting.drawing import LARGEST_BOUND
 from penstock.policy.networks import Inputs
 from penstock.policy.policy import Policy
 from penstock.protocol.schema import choices
@@ -67,7 +68,10 @@ def how_to_act(head: heads.ActionHead) -> str:
         case heads.SquashedGaussian():
             return "u = mean, or drawn: mean + exp(log_std)·noise; (low+high)/2 + (high-low)/2·tanh(u)"
         case _:
-            return "u = mean, or drawn: mean + exp(log_std)·noise; u clipped to low..high"
+            return (
+                "u = mean, or drawn: mean + exp(log_std)·noise; (low+high)/2 + (high-low)/2·u, or u where a "
+                "bound is null, clipped to low..high"
+            )
 
 
 def described(leaf: Leaf) -> dict[str, Any]:
@@ -93,10 +97,11 @@ def _of_gaussian(head: heads.Gaussian, parameters: Tensor) -> dict[str, Tensor]:
     shape = (-1, *head.shape)
     raw = _typed(head, mean).reshape(shape)
     low, high = torch.from_numpy(np.array(head.low)), torch.from_numpy(np.array(head.high))
+    inside = raw.double()
     if isinstance(head, heads.SquashedGaussian):
-        mode = 0.5 * (high + low) + 0.5 * (high - low) * raw.tanh()
-    else:
-        mode = torch.minimum(torch.maximum(raw, low), high)
+        inside = inside.tanh()
+    stretched = _typed(head, torch.from_numpy(head.centre) + torch.from_numpy(head.reach) * inside)
+    mode = torch.minimum(torch.maximum(stretched, low), high)
     return {MODE: mode, "mean": mean.reshape(shape), "log_std": log_std.expand(mean.shape).reshape(shape)}
 
 
@@ -106,7 +111,7 @@ def _typed(head: heads.ActionHead, values: Tensor) -> Tensor:
 
 
 def _finite(bounds: np.ndarray) -> list[float | None]:
-    return [float(one) if np.isfinite(one) else None for one in bounds.flatten()]
+    return [float(one) if abs(one) < LARGEST_BOUND else None for one in bounds.flatten()]
 
 
 PARAMETERS: Final = "parameters"

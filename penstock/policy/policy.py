@@ -1,7 +1,8 @@
 """The policy in torch: observations in, actions and values out; acts in numpy where that is faster."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 import numpy as np
@@ -149,6 +150,17 @@ class QPolicy(Policy):
         return self.outputs(inputs).value
 
 
+@contextmanager
+def _in_float32() -> Iterator[None]:
+    """Make tensors of float32 inside the block, whatever an environment has set."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
 def build(observation_space: Space, action_space: Space, section: PolicySection, seed: int) -> Policy:
     """Return a policy with initial weights; equal arguments give equal weights.
 
@@ -164,7 +176,7 @@ def build(observation_space: Space, action_space: Space, section: PolicySection,
             f"policy.kwargs={section.kwargs}: this workload's policy takes none; leave it out"
         )
     kind = QPolicy if section.discrete == "epsilon_greedy" else Policy
-    with torch.random.fork_rng(devices=()):
+    with torch.random.fork_rng(devices=()), _in_float32():
         torch.manual_seed(seed)
         policy = kind(observation_space, action_space, section)
     generator = torch.Generator().manual_seed(seed)

@@ -77,6 +77,17 @@ def is_image(leaf: Leaf) -> bool:
     return isinstance(leaf, Box) and leaf.dtype == "uint8" and len(leaf.shape) in IMAGE_RANKS
 
 
+def byte_scale(leaf: Leaf) -> int:
+    """Return what the elements of a uint8 Box are divided by: the highest that it states, 255 for images."""
+    assert isinstance(leaf, Box)
+    return int(leaf.high.max()) or 1
+
+
+def is_coarse(leaf: Leaf) -> bool:
+    """Return whether float32 does not hold the numbers of a Box exactly, such as float64 and int32."""
+    return not np.can_cast(leaf.dtype, np.float32)
+
+
 def vector_width(leaf: Leaf) -> int:
     match leaf:
         case Box():
@@ -176,6 +187,7 @@ class NumpyNormaliser:
         self._mean, self._variance, self._clip = mean, variance, clip
 
     def __call__(self, rows: drawing.Reals) -> drawing.Reals:
+        """Normalise rows [N, D], in their dtype."""
         scale = 1.0 / np.sqrt(self._variance + VARIANCE_FLOOR)
         centred: drawing.Reals = rows - self._mean.astype(rows.dtype)
         centred *= scale.astype(rows.dtype)
@@ -194,11 +206,15 @@ class NumpyForward:
         self, layout: InputLayout, normaliser: NumpyNormaliser | None, layers: Sequence[Linear | Activation]
     ) -> None:
         # Reading the dtype of a space is slower than reading a column.
-        self._reals = [(path, leaf.dtype == "uint8") for path, leaf in layout.reals]
+        self._reals = [
+            (path, byte_scale(leaf) if leaf.dtype == "uint8" else None) for path, leaf in layout.reals
+        ]
         self._codes = layout.codes
         self._normaliser = normaliser
         self._layers = tuple(layers)
         self._dtype = next(layer[0].dtype for layer in layers if isinstance(layer, tuple))
+        is_wide = normaliser is not None and any(is_coarse(leaf) for _, leaf in layout.reals)
+        self._read_as = np.dtype(np.float64) if is_wide else self._dtype
 
     def __call__(self, observation: Mapping[str, Array]) -> drawing.Reals:
         rows = self._read(observation)
@@ -212,15 +228,15 @@ class NumpyForward:
         return rows
 
     def _read(self, observation: Mapping[str, Array]) -> drawing.Reals:
-        columns = [self._column(observation[path], is_byte) for path, is_byte in self._reals]
+        columns = [self._column(observation[path], scale) for path, scale in self._reals]
         if columns and self._normaliser is not None:
-            columns = [self._normaliser(_side_by_side(columns))]
+            columns = [self._normaliser(_side_by_side(columns)).astype(self._dtype, copy=False)]
         columns += [_codes(path, observation[path], leaf, self._dtype) for path, leaf in self._codes]
         return _side_by_side(columns)
 
-    def _column(self, value: Array, is_byte: bool) -> drawing.Reals:
-        column: drawing.Reals = value.reshape(len(value), -1).astype(self._dtype, copy=False)
-        return column / column.dtype.type(255) if is_byte else column
+    def _column(self, value: Array, scale: int | None) -> drawing.Reals:
+        column: drawing.Reals = value.reshape(len(value), -1).astype(self._read_as, copy=False)
+        return column if scale is None else column / column.dtype.type(scale)
 
 
 def _side_by_side(columns: Sequence[drawing.Reals]) -> drawing.Reals:
@@ -280,7 +296,7 @@ def _kind_of_box(path: str, leaf: Box, section: PolicySection) -> type[drawing.D
         )
     if section.continuous == "clipped":
         return drawing.GaussianDrawing
-    if not (np.isfinite(leaf.low).all() and np.isfinite(leaf.high).all()):
+    if max(np.abs(leaf.low).max(), np.abs(leaf.high).max()) >= drawing.LARGEST_BOUND:
         raise ValueError(
             f"action_space at {path!r}: {leaf!r} has no finite bounds to squash into; "
             "set policy.continuous=clipped, which PPO can learn with"

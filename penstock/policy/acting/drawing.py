@@ -233,13 +233,16 @@ class BernoulliDrawing(Drawing):
 
 HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
 LOG_STD_RANGE = (-20.0, 2.0)
+LARGEST_BOUND = 1e18
+"""Size from which on a bound, such as the largest float32, counts as none."""
 
 
 class GaussianDrawing(Drawing):
     """Independent normals around the network's outputs, with standard deviations that are weights.
 
-    Parameters are means [N, A]. Actions [N, *shape] are drawn unbounded, and clipped to the bounds for the
-    environment. A = elements of the action.
+    Parameters are means [N, A]. Actions [N, *shape] are drawn unbounded. For the environment −1..1 is
+    stretched to the bounds, where both are finite, and what lies beyond is clipped. A = elements of the
+    action.
     """
 
     def __init__(self, path: str, space: Box, initial_log_std: float) -> None:
@@ -251,6 +254,11 @@ class GaussianDrawing(Drawing):
         self.shape, self.count = space.shape, math.prod(space.shape)
         self.low: Reals = np.asarray(space.low, self.action_dtype)
         self.high: Reals = np.asarray(space.high, self.action_dtype)
+        low, high = np.asarray(space.low, np.float64), np.asarray(space.high, np.float64)
+        is_known = (np.abs(low) < LARGEST_BOUND) & (np.abs(high) < LARGEST_BOUND)
+        low, high = np.where(is_known, low, -1.0), np.where(is_known, high, 1.0)
+        self.centre, self.reach = 0.5 * (high + low), 0.5 * (high - low)
+        self._is_unit = bool((self.centre == 0).all() and (self.reach == 1).all())
 
     def draw(self, parameters: Reals, random: np.random.Generator) -> tuple[Array, Reals]:
         mean, log_std = self._split(parameters)
@@ -268,6 +276,21 @@ class GaussianDrawing(Drawing):
         return {"log_std": self._log_std()}
 
     def to_environment(self, action: Array) -> Array:
+        return self._clipped(action) if self._is_unit else self._stretched(action)
+
+    def from_environment(self, action: Array) -> Array:
+        return action if self._is_unit else np.asarray(self._shrunk(action), self.action_dtype)
+
+    def _stretched(self, inside: Any) -> Array:
+        """Stretch −1..1 to the bounds; rounding could leave them, so the result is clipped."""
+        return self._clipped((self.centre + self.reach * inside).astype(self.action_dtype))
+
+    def _shrunk(self, action: Any) -> NDArray[np.float64]:
+        """Return where an action [N, *shape] lies within its bounds, as −1..1."""
+        inside: NDArray[np.float64] = (action - self.centre) / np.where(self.reach == 0, 1.0, self.reach)
+        return inside
+
+    def _clipped(self, action: Array) -> Array:
         return np.minimum(np.maximum(action, self.low), self.high)
 
     def describe(self, parameters: Reals) -> dict[str, Reals]:
@@ -298,12 +321,10 @@ class SquashedGaussianDrawing(GaussianDrawing):
     """
 
     def to_environment(self, action: Array) -> Array:
-        middle, half = 0.5 * (self.high + self.low), 0.5 * (self.high - self.low)
-        return np.asarray(middle + half * np.tanh(np.asarray(action, self.action_dtype)), self.action_dtype)
+        return self._stretched(np.tanh(np.asarray(action, np.float64)))
 
     def from_environment(self, action: Array) -> Array:
-        middle, half = 0.5 * (self.high + self.low), 0.5 * (self.high - self.low)
-        inside = (np.asarray(action, self.action_dtype) - middle) / half
+        inside = self._shrunk(action)
         if not (np.abs(inside) < 1).all():
             raise ValueError(
                 f"{self.path}: a squashed action lies inside its bounds, never on or beyond them"
