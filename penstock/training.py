@@ -27,6 +27,7 @@ import tomli_w
 __all__ = ["Job", "TrainingConfig", "TrainingFailed", "TrainingResult", "estimate", "resume", "start"]
 
 _RUNS: Final = Path("runs")
+_OF_TOML: Final = (bool, int, float, str)
 _SUCCESS: Final = frozenset({0, 130})
 
 
@@ -101,11 +102,19 @@ class Job:
 
 
 def start(config: TrainingConfig) -> Job:
-    """Start a training and return at once; raises OSError and ValueError for a recipe that cannot be read."""
+    """Start a training and return at once.
+
+    Raises OSError and ValueError for a recipe that cannot be read, TypeError for a setting that TOML cannot
+    hold.
+    """
     name = f"{Path(config.what).stem.lower()}-{secrets.token_hex(3)}"
     run_dir = (config.run_dir or _RUNS / name).absolute()
     scratch = Path(tempfile.mkdtemp(prefix="penstock-"))
-    return Job(_begin(config, run_dir, scratch), run_dir, scratch)
+    try:
+        return Job(_begin(config, run_dir, scratch), run_dir, scratch)
+    except BaseException:
+        shutil.rmtree(scratch)
+        raise
 
 
 def resume(run_dir: Path) -> Job:
@@ -151,13 +160,33 @@ def _penstock(what: Path, run_dir: Path, scratch: Path, *words: str) -> "subproc
         )
 
 
-def lay_over(below: dict[str, Any], above: Mapping[str, Any]) -> None:
-    """Put the values of `above` into `below`, table by table, also into `kwargs`."""
+def lay_over(below: dict[str, Any], above: Mapping[str, Any], name: str = "") -> None:
+    """Put the values of `above` into `below`, table by table, also into `kwargs`; None takes a value out.
+
+    name: of the table, with a dot behind it. Raises TypeError that names a value that TOML cannot hold.
+    """
     for key, value in above.items():
         if isinstance(value, Mapping):
-            lay_over(below.setdefault(key, {}), value)
+            lay_over(below.setdefault(key, {}), value, f"{name}{key}.")
+        elif value is None:
+            below.pop(key, None)
         else:
-            below[key] = value
+            below[key] = _plain(f"{name}{key}", value)
+
+
+def _plain(name: str, value: Any) -> Any:
+    """Return a value as TOML holds it: numbers of numpy as Python's, paths as text."""
+    if isinstance(value, Path):
+        return str(value)
+    if not isinstance(value, _OF_TOML) and hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(name, one) for one in value]
+    if isinstance(value, Mapping):
+        return {key: _plain(f"{name}.{key}", one) for key, one in value.items()}
+    if not isinstance(value, _OF_TOML):
+        raise TypeError(f"{name}={value!r}: is no number, text or truth value; give one of them, or a list")
+    return value
 
 
 def _result(run_dir: Path, summary: Mapping[str, Any]) -> TrainingResult:

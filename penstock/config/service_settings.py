@@ -68,6 +68,15 @@ def over_defaults(layers: Sequence[Mapping[str, Any]]) -> Settings:
     return configuration.load([defaults, *layers])
 
 
+def origin_of_defaults(settings: Settings) -> str:
+    """Return in words whether the workload has settings for this environment, or takes general ones."""
+    defaults, name = load(find(settings.workload).defaults), settings.algorithm.name
+    environment_id = settings.environment.id
+    if defaults(environment_id, name) != defaults("", name):
+        return f"defaults: those shipped for {environment_id}; --print-config shows them"
+    return f"defaults: general ones, none are shipped for {environment_id}; --print-config shows them"
+
+
 def _written(run_dir: Path, layers: Sequence[Mapping[str, Any]], *, trust: bool) -> dict[str, Any]:
     config = run_dir / CONFIG_FILE
     if not config.exists():

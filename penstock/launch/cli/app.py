@@ -4,6 +4,7 @@ These commands import what they need when they run, and the others are imported 
 (`plugin_commands.COMMANDS`): help is fast, and a broker loads no torch.
 """
 
+import codecs
 import os
 import signal
 import sys
@@ -115,8 +116,17 @@ def main() -> Any:
     # Who starts this process may ignore it, and then no end of a child could be waited for.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="surrogateescape")  # a file's name is printed byte for byte
+        codecs.register_error("printable", _printable)
+        sys.stdout.reconfigure(errors="printable")
     return app()
+
+
+def _printable(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Print a file's name byte for byte, and backslashes for what the terminal's encoding does not have."""
+    try:
+        return codecs.lookup_error("surrogateescape")(error)
+    except UnicodeError:
+        return codecs.lookup_error("backslashreplace")(error)
 
 
 def _open_what_is_closed() -> None:

@@ -90,7 +90,9 @@ def make_plan(request: Request) -> Plan:
     if request.resumption.resume:
         run_dir = _resumed_folder(request)
         written = configuration.parse_toml(run_dir / CONFIG_FILE)
-        settings = resolve(written, request)
+        beside = _beside(run_dir, written, request)
+        _check_algorithm(written, beside, request)
+        settings = resolve(configuration.merge(written, beside), request)
         if not request.trust:
             check_own(run_dir, configuration.load([written]), _newly_allowed(request))
     else:
@@ -240,6 +242,38 @@ def _resumed_folder(request: Request) -> Path:
     if not (named / CONFIG_FILE).is_file():
         raise ConfigurationError(f"--resume {named}: holds no {CONFIG_FILE}, so no run; see `ls runs`")
     return named.resolve()
+
+
+def _beside(run_dir: Path, written: Mapping[str, Any], request: Request) -> dict[str, Any]:
+    """Return the layer of a recipe that is named beside the folder of a run to resume; {} without one.
+
+    Raises ConfigurationError for another run's folder or environment.
+    """
+    what = request.what
+    if what is None or Path(what).resolve() == run_dir:
+        return {}
+    if what.endswith(".toml"):
+        return _first_layer(what)
+    own = written.get("environment", {}).get("id")
+    if what != own:
+        raise ConfigurationError(
+            f"--resume {run_dir}: that run is of environment.id={own!r}, not {what}; leave {what} out, or "
+            "start another run without --resume"
+        )
+    return {}
+
+
+def _check_algorithm(written: Mapping[str, Any], beside: Mapping[str, Any], request: Request) -> None:
+    """Raise ConfigurationError where another algorithm is named, which does not know the run's settings."""
+    assigned = map(configuration.parse_assignment, request.assignments)
+    began = written.get("algorithm", {}).get("name")
+    for layer in (beside, configuration.from_environment(), *assigned):
+        section = layer.get("algorithm")
+        name = section.get("name", began) if isinstance(section, Mapping) else began
+        if name != began:
+            raise ConfigurationError(
+                f"algorithm.name={name!r}: the run began with {began!r}, which stays; start another run"
+            )
 
 
 def prepared(plan: Plan, lifecycle: Lifecycle, say: Callable[[str], None]) -> Plan:

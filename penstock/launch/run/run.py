@@ -15,6 +15,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
+from penstock.config.service_settings import origin_of_defaults
 from penstock.config.settings import ConfigurationError
 from penstock.launch.inspection.curve import MetricsTail
 from penstock.launch.inspection.live_view import View
@@ -99,6 +100,8 @@ class Run:
         specs = service_specs(self._plan, self._sockets)
         self._say(f"{self._plan.settings.run}: starting {', '.join(spec.name for spec in specs)}")
         self._say(f"everything of this run is in {self._plan.run_dir}")
+        if not self._plan.resumption.resume:
+            self._say(origin_of_defaults(self._plan.settings))
         if self._page_url:
             self._say(f"its page is {self._page_url}")
         for spec in specs:

@@ -209,6 +209,7 @@ def without_configuration(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if not _PENSTOCK_SECTION.match(name)}
 
 
+_CRASHES: Final = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 MAX_FAILURES: Final = 5
 HEALTHY_S: Final = 30.0
 SOUND_S: Final = 3600.0
@@ -267,6 +268,8 @@ class Service:
         last: last line of its log. Raises GaveUp when it is not restarted.
         """
         cause = f"unhealthy: {self.red_reason}" if self.red_reason else last
+        if not self.red_reason and -death.code in _CRASHES:
+            cause = "the environment, or a library that it loads, has crashed"
         if not self.red_reason and death.code == EXIT_OK and not death.in_order:
             cause = "it was not asked to end: what it runs has left the program"
         if self._is_sound_after(death):
@@ -301,6 +304,9 @@ class Service:
 
 
 def how(code: int) -> str:
+    """Return how a process ended, in words; a crash by the name of its signal, too."""
+    if -code in _CRASHES:
+        return f"signal {-code}, {signal.strsignal(-code)}"
     return f"signal {-code}" if code < 0 else f"exit {code}"
 
 
@@ -489,7 +495,8 @@ class Supervisor:
                 service.restart_at_s = time.monotonic() + STOPPED_S
             return
         cause = service.count_death(death, last)
-        why = f": {cause}" if cause and death.code >= 0 and not death.in_order else ""
+        is_told = death.code >= 0 or -death.code in _CRASHES
+        why = f": {cause}" if cause and is_told and not death.in_order else ""
         self._on_event(f"{death.name} died ({how(death.code)}), restarting{why}")
 
 

@@ -219,6 +219,14 @@ def test_a_kill_after_progress_is_not_counted(harness: Harness, monkeypatch: pyt
         kill_when_ready(harness, after_progress=False)
 
 
+def test_a_crash_is_named_by_its_signal_and_not_by_the_last_line(harness: Harness) -> None:
+    crash = "import os, signal; print('session open', flush=True); os.kill(os.getpid(), signal.SIGSEGV)"
+    harness.supervisor.start(python(crash))
+    harness.until(lambda: bool(harness.events))
+    cause = "the environment, or a library that it loads, has crashed"
+    assert harness.events[0] == f"worker died (signal 11, Segmentation fault), restarting: {cause}"
+
+
 HANGS = SERVES.replace(
     "threading.Event().wait()",
     "health.watch('environment', 0.2); health.expect('environment', ''); threading.Event().wait()",
