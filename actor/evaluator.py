@@ -5,6 +5,7 @@ the version again. With `evaluation.base` the policy is played once before it ho
 """
 
 import logging
+import math
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -29,7 +30,7 @@ from penstock.protocol.refusal import Reason
 from penstock.protocol.specification import RunSpecification
 from penstock.runtime import metrics
 from penstock.runtime.exit import EXIT_OK, Fatal
-from penstock.runtime.health import Health
+from penstock.runtime.health import Health, on_made
 from penstock.runtime.lifecycle import Lifecycle
 
 
@@ -48,11 +49,15 @@ class Played:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Playing:
-    """How episodes are played. stop: ends them early. on_step: called after each step of all."""
+    """How episodes are played.
+
+    stop: ends them early. on_step: called after each step of all. most_steps: after which an episode is cut.
+    """
 
     deterministic: bool
     stop: threading.Event
     on_step: Callable[[], None] = lambda: None
+    most_steps: float = math.inf
 
 
 def in_waves(episodes: int, waves: Iterable[list[Played] | None]) -> list[Played] | None:
@@ -84,9 +89,15 @@ def play_wave(stepper: Stepper, policy: ActingPolicy, seed: int, how: Playing) -
         stepped = stepper.step(policy.environment_action(acted.action))
         returns += np.where(is_alive, stepped.reward, 0.0)
         lengths += is_alive
+        if stepped.lost is not None:
+            returns[is_alive & stepped.lost] = 0.0
+            lengths[is_alive & stepped.lost] = 0
         is_terminated |= is_alive & stepped.terminated
         if stepped.ended is not None:
             is_alive[stepped.ended.slots] = False
+        if (is_cut := is_alive & (lengths >= how.most_steps)).any():
+            is_alive[is_cut] = False
+            log.warning("episodes were cut", extra={"evaluation.max_episode_steps": how.most_steps})
         how.on_step()
         observation = stepped.observation | begun(acted.state, stepped.begins)
     rows = zip(returns.tolist(), lengths.tolist(), is_terminated.tolist(), strict=True)
@@ -94,6 +105,7 @@ def play_wave(stepper: Stepper, policy: ActingPolicy, seed: int, how: Playing) -
 
 
 MAX_ENVIRONMENTS = 100
+"""Environments of an evaluation that one vector entry point, or EnvPool, steps together."""
 
 
 def make_runner(
@@ -101,6 +113,9 @@ def make_runner(
 ) -> "EnvironmentRunner":
     """episodes: how many to play; None: as many as the run is set to."""
     return EnvironmentRunner(run.read(specification, settings.actor), episodes)
+
+
+log = logging.getLogger(__name__)
 
 
 class Runner(ABC):
@@ -127,7 +142,8 @@ class Runner(ABC):
         deterministic: take the most likely action in place of a drawn one. on_step: called after each step of
         all environments, as a sign of progress.
         """
-        how = Playing(deterministic=deterministic, stop=stop, on_step=on_step)
+        most_steps = self.evaluation.max_episode_steps
+        how = Playing(deterministic=deterministic, stop=stop, on_step=on_step, most_steps=most_steps)
         return in_waves(episodes, self.waves(episodes, seed, how))
 
     @abstractmethod
@@ -142,8 +158,10 @@ class EnvironmentRunner(Runner):
     """Plays in environments that it makes."""
 
     def __init__(self, of: Run, episodes: int | None = None) -> None:
-        count = min(episodes or of.evaluation.episodes, MAX_ENVIRONMENTS)
-        self._stepper = of.make_environment(of.environment.for_evaluation(), count, of.evaluation.seed)
+        section = of.environment.for_evaluation()
+        usual = MAX_ENVIRONMENTS if section.vectorise in ("vector", "envpool") else section.count
+        count = min(episodes or of.evaluation.episodes, of.evaluation.environments or usual)
+        self._stepper = of.make_environment(section, count, of.evaluation.seed)
         super().__init__(of, of.make_policy(of.specification.seed))
         self.local.policy.use_threads(of.actor.threads)
 
@@ -154,9 +172,6 @@ class EnvironmentRunner(Runner):
 
     def close(self) -> None:
         self._stepper.close()
-
-
-log = logging.getLogger(__name__)
 
 
 class Evaluator:
@@ -223,7 +238,8 @@ class Evaluator:
             self._health.watch(ENVIRONMENT, self._settings.actor.stall_timeout_s)
             self._health.expect(ENVIRONMENT, BEING_MADE)
             make_runner = load(find(specification.workload).runner)
-            self._runner = made = make_runner(specification, self._settings)
+            with on_made(partial(self._health.progress, ENVIRONMENT)):
+                self._runner = made = make_runner(specification, self._settings)
             self._run = specification.run
             self._health.watch(ENVIRONMENT, made.stall_timeout_s)
             self._health.suspend(ENVIRONMENT)

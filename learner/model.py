@@ -4,6 +4,7 @@ Settings that cannot work are refused before the lease is taken, by a Configurat
 setting, the figure and a value that would fit.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -40,6 +41,8 @@ from penstock.protocol.spaces import Dict, Space
 from penstock.protocol.specification import Probe, RunSpecification
 from penstock.registry.records import MAX_PINNED
 
+log = logging.getLogger(__name__)
+
 K = TypeVar("K", EnvironmentSection, PolicySection)
 R = TypeVar("R")
 
@@ -64,19 +67,22 @@ def check_schema(schema: FragmentSchema) -> FragmentSchema:
     return schema
 
 
-def check_fragment(settings: Settings, schema: FragmentSchema) -> None:
-    """Refuse fragments that a message cannot hold when every environment ends one episode."""
+def fitted(settings: Settings, schema: FragmentSchema) -> Settings:
+    """Return the settings with fragments as short as a message needs, when every slot ends one episode."""
     length, count = settings.actor.unroll_length, settings.environment.count
     # Where more episodes end than fit, the actor cuts the fragment early.
     if schema.most_ends(length, count) >= count:
-        return
+        return settings
     fits = max((t for t in range(1, length) if schema.most_ends(t, count) >= count), default=0)
-    remedy = f"use {fits}" if fits else "lower environment.count"
-    raise ConfigurationError(
-        f"actor.unroll_length={length}: a fragment of {count} environments has "
-        f"{schema.fragment_bytes(length, count, count)} bytes, a message holds {payload_room(count)}; "
-        f"{remedy}"
-    )
+    if fits <= settings.policy.burn_in:
+        raise ConfigurationError(
+            f"environment.count={count}: a fragment of {fits + 1} steps of so many environments has "
+            f"{schema.fragment_bytes(fits + 1, count, count)} bytes, a message holds {payload_room(count)}; "
+            "lower environment.count"
+        )
+    words = {"unroll_length": length, "environments": count, "steps": fits}
+    log.warning("fragments are shorter than set: a message holds so many steps", extra=words)
+    return settings.model_copy(update={"actor": settings.actor.model_copy(update={"unroll_length": fits})})
 
 
 def check_specification(specification: RunSpecification) -> RunSpecification:
@@ -222,6 +228,7 @@ def model_of(
     extra: tensors that fragments carry for the policy: masks and state. state: space of the policy's state.
     """
     schema = check_schema(fragment_schema(*spaces, (*extra, *algorithm.requires())))
+    settings = fitted(settings, schema)
     specification = _specification(settings, *spaces, schema, probe, algorithm)
     pacing = _pacing(settings, algorithm)
     return Model(
@@ -269,7 +276,6 @@ def _specification(
     probe: Probe,
     algorithm: Algorithm,
 ) -> RunSpecification:
-    check_fragment(settings, schema)
     return check_specification(
         RunSpecification(
             run=settings.run,

@@ -95,6 +95,12 @@ class Masks:
                 )
 
 
+def flat_mask(space: Space, given: Any) -> NDArray[np.bool_]:
+    """Return a mask of one slot, in any form, as bool [choices] in the order of the space."""
+    flat: NDArray[np.bool_] = _joined(space, given, 1)[0]
+    return flat
+
+
 def _joined(space: Space, given: Any, slots: int) -> NDArray[np.bool_]:
     """A mask of N slots as [N, choices], in the order of the space; leaves that take no mask have none."""
     if isinstance(given, np.ndarray) and given.dtype == object:

@@ -10,13 +10,16 @@ Gymnasium 1.x resets an ended episode in one of three ways, named in `metadata["
 
 In every mode `Stepped` holds what to act on next, what was experience, where episodes begin, and the true
 last observation of every episode that ended. Action masks, where the environment gives some, are part of the
-observation to act on. Waits only for the environment; its errors pass through.
+observation to act on. A slot whose step failed (`FAILED`) is reset: the step is not experience (`valid`
+False), and its episode is dropped (`lost`). Waits only for the environment; its errors pass through.
 """
 
 import copy
+import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
@@ -26,9 +29,18 @@ from penstock.actor.acting.masks import Masks
 from penstock.config.settings import ConfigurationError
 from penstock.protocol.spaces import Dict, Space, Tuple, flatten, leaves
 from penstock.protocol.tensor import Array
+from penstock.runtime import metrics
 
 Observation = dict[str, Any]
 OBSERVATION = "observation"
+FAILED: Final = "penstock.failed"
+"""Key of infos: object array [N], for each slot the cause for which its step failed, or None.
+
+A step that failed is reported as truncated, and is not experience.
+"""
+_COMPLAIN_EVERY_S: Final = 10.0
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +63,7 @@ class Stepped:
     valid: bool [N], False where the step only reset; None: all are experience.
     ended: None when no episode ended.
     begins: bool [N], slots whose episode begins with `observation`; None: none.
+    lost: bool [N], slots whose step failed, so that their episode is dropped; None: none.
     """
 
     observation: Observation
@@ -60,6 +73,7 @@ class Stepped:
     valid: NDArray[np.bool_] | None
     ended: Ended | None
     begins: NDArray[np.bool_] | None = None
+    lost: NDArray[np.bool_] | None = None
 
 
 class Stepper:
@@ -75,6 +89,7 @@ class Stepper:
         self._nested = isinstance(observation_space, Dict | Tuple)
         self._paths = [path for path, _ in leaves(observation_space, OBSERVATION)]
         self._resetting: NDArray[np.bool_] | None = None
+        self._complained_s, self._failures = -_COMPLAIN_EVERY_S, 0
         self._finish = self._finisher(autoreset_mode(environment))
 
     def reset(self, seeds: Sequence[int]) -> Observation:
@@ -94,7 +109,9 @@ class Stepper:
         observation, reward, terminated, truncated, infos = self.environment.step(own)
         slots = np.logical_or(terminated, truncated).nonzero()[0]
         flat = self._flat(observation, infos)
-        if slots.size or self._resetting is not None:
+        if FAILED in infos:
+            stepped = self._without_failed(flat, reward, terminated, truncated, infos)
+        elif slots.size or self._resetting is not None:
             stepped = self._finish(flat, reward, terminated, truncated, infos, slots)
         else:
             stepped = Stepped(flat, reward, terminated, truncated, None, None)
@@ -104,6 +121,40 @@ class Stepper:
 
     def close(self) -> None:
         self.environment.close()
+
+    def _without_failed(
+        self, observation: Observation, reward: Any, terminated: Any, truncated: Any, infos: dict[str, Any]
+    ) -> Stepped:
+        """Finish a step in which slots failed, as if their episodes had ended, and leave these out."""
+        causes = infos[FAILED]
+        lost = np.array([cause is not None for cause in causes])
+        self._complain(int(lost.sum()), str(next(cause for cause in causes if cause is not None)))
+        over = np.logical_or(terminated, truncated).nonzero()[0]
+        stepped = self._finish(observation, reward, terminated, truncated, infos, over)
+        valid = ~lost if stepped.valid is None else stepped.valid & ~lost
+        ended = stepped.ended
+        if ended is not None:
+            kept = ~lost[ended.slots]
+            rows = {path: array[kept] for path, array in ended.observation.items()}
+            ended = Ended(ended.slots[kept], rows) if kept.any() else None
+        return Stepped(
+            stepped.observation,
+            np.where(valid, stepped.reward, 0.0),
+            stepped.terminated & ~lost,
+            stepped.truncated & ~lost,
+            valid,
+            ended,
+            stepped.begins,
+            lost,
+        )
+
+    def _complain(self, count: int, cause: str) -> None:
+        metrics.ENV_FAILURES.inc(count)
+        self._failures += count
+        if time.monotonic() - self._complained_s >= _COMPLAIN_EVERY_S:
+            words = {"cause": cause, "failures": self._failures}
+            log.warning("a step of an environment failed; it is reset, its episode is dropped", extra=words)
+            self._complained_s = time.monotonic()
 
     def _flat(self, observation: Any, infos: dict[str, Any]) -> Observation:
         flat = flatten(self._space, observation, OBSERVATION) if self._nested else {OBSERVATION: observation}

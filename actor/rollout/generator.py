@@ -11,7 +11,7 @@ import threading
 import time
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -35,7 +35,7 @@ from penstock.protocol.spaces import Space, leaves
 from penstock.protocol.specification import RunSpecification
 from penstock.protocol.tensor import DTYPES, Array
 from penstock.runtime.exit import Fatal
-from penstock.runtime.health import Health
+from penstock.runtime.health import Health, on_made
 
 # ---- The one place where the header of a new fragment is built.
 
@@ -111,18 +111,25 @@ class Episodes:
         terminated_TN: NDArray[np.bool_],  # noqa: N803
         ends: Ends,
         version: int,
+        lost: Ends | None = None,
     ) -> list[Episode]:
         """Count an unroll of T steps of N slots and return the episodes that it finished.
 
         reward_TN: float32 [T, N], 0 where valid_TN is False. valid_TN, terminated_TN: bool [T, N]. version:
-        of the weights it acted with.
+        of the weights it acted with. lost: where episodes were dropped, which are not returned.
         """
         total = np.cumsum(reward_TN, axis=0, dtype=np.float64)
         steps = np.cumsum(valid_TN, axis=0, dtype=np.int64)
-        finished = [
-            self._end(slot, total[step, slot], steps[step, slot], bool(terminated_TN[step, slot]), version)
-            for slot, step in zip(ends.slot.tolist(), ends.step.tolist(), strict=True)
-        ]
+        over = [(step, slot, True) for slot, step in zip(ends.slot.tolist(), ends.step.tolist(), strict=True)]
+        if lost is not None:
+            dropped = zip(lost.slot.tolist(), lost.step.tolist(), strict=True)
+            over = sorted([*over, *((step, slot, False) for slot, step in dropped)])
+        finished = []
+        for step, slot, is_whole in over:
+            is_terminated = bool(terminated_TN[step, slot])
+            episode = self._end(slot, total[step, slot], steps[step, slot], is_terminated, version)
+            if is_whole:
+                finished.append(episode)
         self._return += total[-1]
         self._length += steps[-1]
         return finished
@@ -240,6 +247,7 @@ class FragmentBuilder:
         self._log_prob: Any = self._arrays["log_prob"]
         self._begins: Any = self._arrays.get("begins")
         self._ended: list[tuple[int, Ended]] = []
+        self._lost: list[tuple[int, NDArray[np.intp]]] = []
         self._ends = 0
         self._most_ends = [schema.most_ends(row + 1, slots) - slots for row in range(unroll_length)]
         self._compress = frozenset(self._observations) if compress else frozenset[str]()
@@ -251,6 +259,7 @@ class FragmentBuilder:
         """Begin at freshly reset environments, with their masks and initial state in `observation`."""
         self.length = self._ends = 0
         self._ended.clear()
+        self._lost.clear()
         self._episodes = Episodes(self._slots)
         self._put(0, observation)
         self._rows[0].update({name: observation[name] for name in self._state})
@@ -288,6 +297,8 @@ class FragmentBuilder:
         if stepped.ended is not None:
             self._ended.append((row, stepped.ended))
             self._ends += len(stepped.ended.slots)
+        if stepped.lost is not None:
+            self._lost.append((row, stepped.lost.nonzero()[0]))
         self._put(row + 1, stepped.observation)
         if stepped.ended is not None and self._bounds is not None:
             shown_again = stepped.terminated[stepped.ended.slots]
@@ -303,7 +314,7 @@ class FragmentBuilder:
     def cut(self, fields: HeaderFields) -> tuple[Fragment, list[Episode]]:
         """Return the rows as a fragment, and the episodes that ended; raises Fatal beyond the bounds."""
         steps, slots = self.length, self._episodes.slots()
-        ends = self._ends_in_order()
+        ends = _in_order([(row, ended.slots) for row, ended in self._ended])
         header = fields.header(self._schema, steps, slots)
         tensors = self._tensors(ends)
         if self._bounds is not None:
@@ -311,9 +322,9 @@ class FragmentBuilder:
         if self._learner_reward is not None:
             tensors["reward"] = self._learner_reward(tensors)
         fragment = build(header, tensors, self._compress)
-        episodes = self._episodes.advance(
-            self._reward[:steps], self._valid[:steps], self._terminated[:steps], ends, fields.weights.version
-        )
+        lost = _in_order(self._lost) if self._lost else None
+        rows = self._reward[:steps], self._valid[:steps], self._terminated[:steps]
+        episodes = self._episodes.advance(*rows, ends, fields.weights.version, lost)
         self._roll_over()
         return fragment, episodes
 
@@ -324,13 +335,6 @@ class FragmentBuilder:
     def _note_begins(self, row: int, begins: NDArray[np.bool_] | None) -> None:
         if self._begins is not None:
             self._begins[row] = False if begins is None else begins
-
-    def _ends_in_order(self) -> Ends:
-        if not self._ended:
-            return Ends(np.empty(0, np.int32), np.empty(0, np.int32))
-        slot = np.concatenate([ended.slots for _, ended in self._ended]).astype(np.int32)
-        counts = [len(ended.slots) for _, ended in self._ended]
-        return Ends(slot, np.repeat(np.array([row for row, _ in self._ended], np.int32), counts))
 
     def _tensors(self, ends: Ends) -> dict[str, Array]:
         steps = self.length
@@ -359,7 +363,17 @@ class FragmentBuilder:
         if self._begins is not None:
             self._begins[0] = self._begins[self.length]
         self._ended.clear()
+        self._lost.clear()
         self.length = self._ends = 0
+
+
+def _in_order(found: Sequence[tuple[int, NDArray[np.intp]]]) -> Ends:
+    """Return the ends of slots by row, in order of time."""
+    if not found:
+        return Ends(np.empty(0, np.int32), np.empty(0, np.int32))
+    slot = np.concatenate([slots for _, slots in found]).astype(np.int32)
+    counts = [len(slots) for _, slots in found]
+    return Ends(slot, np.repeat(np.array([row for row, _ in found], np.int32), counts))
 
 
 def _step_rules(schema: FragmentSchema) -> list[Any]:
@@ -481,7 +495,8 @@ class EnvironmentGenerator(Generator):
     def __init__(self, of: Run, health: Health) -> None:
         super().__init__(of, health)
         health.expect(ENVIRONMENT, BEING_MADE)
-        self._stepper = of.make_environment(of.environment, self.slots, of.specification.seed)
+        with on_made(partial(health.progress, ENVIRONMENT)):
+            self._stepper = of.make_environment(of.environment, self.slots, of.specification.seed)
         self.slots = self._stepper.slots
         self._builder = FragmentBuilder(
             of.specification.schema,

@@ -301,6 +301,13 @@ class EvaluationSection(Section):
     """Episodes of one evaluation; the i-th is seeded with `seed` + i. 0: the run is not evaluated."""
     seed: Annotated[int, Field(ge=0)] = 1_000_000
     """First seed."""
+    environments: Annotated[int | None, Field(gt=0, le=MAX_SLOTS)] = None
+    """Environments that the evaluator steps at once, in one process.
+
+    None: `environment.count`, or one for each episode, 100 at most, where they step as one vector.
+    """
+    max_episode_steps: Positive = 27_000
+    """Steps after which an episode is cut, for environments without a limit of their own."""
     deterministic: bool = True
     """Play the most likely action; false: draw actions as in training. Only this way of playing counts."""
     both: bool = False
@@ -367,6 +374,8 @@ class PolicySection(Section):
     """First weights, biases are 0; orthogonal: small before the actions; xavier: uniform (Glorot 2010)."""
     image_trunk: Literal["auto", "nature", "small", "impala"] = "auto"
     """Convolutions of images: Nature, two of 3x3, or IMPALA's; auto: Nature from 36 pixels on, else small."""
+    image_axes: Annotated[Literal["auto", "channels_first", "channels_last"], ADVANCED] = "auto"
+    """Which axis of an image of three is that of its channels; auto: height and width are the most alike."""
     shared_trunk: bool = False
     """True: actor and critic share all but their last layer."""
     normalise_observations: bool = False
@@ -374,7 +383,7 @@ class PolicySection(Section):
     observation_clip: Annotated[NonNegative, ADVANCED] = 10.0
     """Normalised observations are clipped to ± this many standard deviations."""
     continuous: Literal["clipped", "squashed"] = "clipped"
-    """clipped: diagonal Gaussian, clipped to the bounds by the environment side; squashed: tanh of one."""
+    """clipped: diagonal Gaussian, of which −1..1 is stretched to the bounds; squashed: tanh of one."""
     initial_log_std: Annotated[float, Field(ge=-20.0, le=20.0), ADVANCED] = 0.0
     """Initial log standard deviation of Gaussian actions."""
     state_dependent_std: Annotated[bool, ADVANCED] = False

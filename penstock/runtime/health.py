@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -42,6 +43,26 @@ def leave_out_what_stays() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+# ---- Progress while environments are made, of which each may take as long as a step.
+
+_made: ContextVar[Callable[[], None]] = ContextVar("made", default=lambda: None)
+
+
+@contextmanager
+def on_made(progress: Callable[[], None]) -> Iterator[None]:
+    """Call `progress` for each environment that is made inside the block."""
+    token = _made.set(progress)
+    try:
+        yield
+    finally:
+        _made.reset(token)
+
+
+def note_made() -> None:
+    """Note that one of several environments is made."""
+    _made.get()()
 
 
 ENDPOINT_VARIABLE: Final = "PENSTOCK_ENDPOINT_FILE"

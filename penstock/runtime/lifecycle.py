@@ -77,6 +77,33 @@ _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 log = logging.getLogger(__name__)
 
 
+_forking: Final = threading.local()
+"""`mask`: the signals that were blocked before this thread began to fork."""
+
+
+def _read_from_pipe(_number: int, _frame: object) -> None:
+    """Handle no signal here: its number is written into the wake-up pipe."""
+
+
+def _hold_signals() -> None:
+    """Let signals wait while this thread forks: the child shares the wake-up pipe until it has left it."""
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+
+
+def _release_signals() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
+def _forget_signals() -> None:
+    """Let signals end a fork of this process, such as a worker of an environment, and not this process."""
+    signal.set_wakeup_fd(-1)
+    for number in _ENDING:
+        if signal.getsignal(number) is _read_from_pipe:
+            default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            signal.signal(number, default)
+    _release_signals()
+
+
 class Lifecycle:
     """Whether the process should end, for all its threads. reason: why it is `draining`."""
 
@@ -100,7 +127,10 @@ class Lifecycle:
             # A process under `nohup` outlives its terminal.
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 # Signals are read from the wake-up pipe, which is written only where a handler exists.
-                signal.signal(number, lambda _number, _frame: None)
+                signal.signal(number, _read_from_pipe)
+        os.register_at_fork(
+            before=_hold_signals, after_in_parent=_release_signals, after_in_child=_forget_signals
+        )
         faulthandler.register(signal.SIGUSR1, all_threads=True)
         lifeline = os.environ.pop(LIFELINE_VARIABLE, None)
         lifeline_fd = None if lifeline is None else int(lifeline)

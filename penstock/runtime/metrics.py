@@ -147,6 +147,9 @@ def exposition(role: str | None = None) -> bytes:
 _rollout = Families()
 WEIGHT_VERSION_APPLIED = _rollout.gauge("weight_version_applied", "Weight version the worker acts with")
 ENV_STEPS = _rollout.counter("environment_steps", "Environment steps that are experience")
+ENV_FAILURES = _rollout.counter(
+    "environment_failures", "Environment steps that failed; each drops an episode"
+)
 FRAGMENTS_BUILT = _rollout.counter("fragments_built", "Fragments cut from unrolls")
 FRAGMENTS_ACKED = _rollout.counter("fragments_acked", "Fragments acknowledged to this actor")
 FRAGMENT_BYTES_SENT = _rollout.counter("fragment_sent_bytes", "Payload bytes of fragments sent, in bytes")

@@ -5,7 +5,10 @@ File, environment variables and flags override them.
 
 from typing import Any, Final
 
+import gymnasium
+
 from penstock.config.settings import merge
+from penstock.workloads.control import SHIPPED, TASKS
 
 # ---- IMPALA and REINFORCE: smaller batches than PPO, since each is one gradient step.
 
@@ -127,6 +130,9 @@ _TASKS: Final[dict[str, dict[str, Any]]] = {
     "HalfCheetah": _task(16, 64, 1_000_000, policy=_NORMAL, target=1500.0),
     "Hopper": _task(16, 64, 1_000_000, policy=_NORMAL, target=1500.0),
     "BipedalWalker": _task(16, 128, 5_000_000, policy=_NORMAL, target=200.0),
+    "CarRacing": _task(
+        8, 32, 2_000_000, policy={"activation": "relu", "hidden_sizes": [], "shared_trunk": True}
+    ),
     "Catch": _task(16, 32, 200_000, policy={"hidden_sizes": [], "shared_trunk": True}),
     "Courier": _task(16, 32, 200_000, policy=_NORMAL),
     "Recall": _task(16, 32, 300_000, policy={
@@ -165,6 +171,7 @@ _PPO: Final[dict[str, dict[str, Any]]] = {
     "HalfCheetah": _ppo(4096, 10, 32, 3e-4, **_USUAL, **_SCALED),
     "Hopper": _ppo(2048, 10, 32, 3e-4, **_USUAL, **_SCALED),
     "BipedalWalker": _ppo(8192, 10, 64, 3e-4, clip_range=0.18, **_USUAL, **_SCALED),
+    "CarRacing": _ppo(1024, 4, 4, 2.5e-4, **_USUAL, **_TRIES, **_SCALED),
     "Catch": _ppo(1024, 4, 4, 5e-4, **_USUAL, **_TRIES),
     "Courier": _ppo(1024, 6, 4, 2e-3, **_USUAL, **_TRIES),
     "Recall": _ppo(2048, 4, 4, 3e-3, **_USUAL, **_TRIES),
@@ -188,11 +195,19 @@ _LAYERS: Final = {"dqn": DQN, "sac": SAC}
 
 
 def for_environment(environment_id: str, algorithm: str) -> dict[str, Any]:
-    """Return the settings of the id's family (`CartPole` of `CartPole-v1`), else general ones."""
-    name = environment_id.rpartition(":")[2]
-    if name.startswith(f"{_ATARI}/"):
+    """Return the settings of the id's family (`CartPole` of `CartPole-v1`), else general ones.
+
+    Only Gymnasium's ids, Atari games and the tasks of this package have families: another environment of the
+    same name may differ in everything.
+    """
+    module, _, name = environment_id.rpartition(":")
+    if name.startswith(f"{_ATARI}/") and module in ("", "ale_py"):
         return merge(_of_family(_ATARI, algorithm), _OF_ATARI)
-    return _of_family(name.rpartition("/")[2].partition("-v")[0], algorithm)
+    is_known = name in SHIPPED if module in ("", TASKS) else False
+    if not module and not is_known:
+        registered = gymnasium.registry.get(name)
+        is_known = registered is not None and str(registered.entry_point).startswith("gymnasium.envs.")
+    return _of_family(name.partition("-v")[0] if is_known else GENERAL, algorithm)
 
 
 def _of_family(family: str, algorithm: str) -> dict[str, Any]:

@@ -3,12 +3,10 @@
 Where Gymnasium cannot make an environment, ConfigurationError names the setting.
 """
 
-import copy
 import difflib
 from typing import Any
 
 import gymnasium
-import numpy as np
 from gymnasium import spaces as gym_spaces
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorEnv
@@ -18,7 +16,9 @@ from penstock.config.workload import module_of, moved
 from penstock.protocol import spaces as wire_spaces
 from penstock.protocol.limits import MAX_MESSAGE_BYTES
 from penstock.protocol.spaces import Dict, Space
+from penstock.runtime.health import note_made
 from penstock.workloads.control import atari, envpool_tasks
+from penstock.workloads.control.slot import Slot
 
 # ---- Gymnasium spaces as data: `penstock.protocol.spaces` has the kinds that a fragment can carry.
 
@@ -36,8 +36,8 @@ def to_space(field: str, space: gym_spaces.Space) -> Space:  # type: ignore[type
                     f"{field}={space}: one axis that starts at 0 is supported; wrap the environment"
                 )
             return wire_spaces.MultiDiscrete(tuple(int(n) for n in space.nvec))
-        case gym_spaces.MultiBinary() if isinstance(space.n, int):
-            return wire_spaces.MultiBinary(space.n)
+        case gym_spaces.MultiBinary() if len(space.shape) == 1:
+            return wire_spaces.MultiBinary(int(space.shape[0]))
         case gym_spaces.Dict():
             parts = space.spaces.items()
             return wire_spaces.Dict(tuple((_key(field, k), to_space(f"{field}/{k}", v)) for k, v in parts))
@@ -47,8 +47,8 @@ def to_space(field: str, space: gym_spaces.Space) -> Space:  # type: ignore[type
             )
         case _:
             raise ConfigurationError(
-                f"{field}={space}: not supported; use Box, Discrete, MultiDiscrete, MultiBinary, Dict or "
-                "Tuple (a wrapper of gymnasium.wrappers may convert it)"
+                f"{field}={space}: not supported; use Box, Discrete, MultiDiscrete, MultiBinary of one axis "
+                "(such as MultiBinary(6)), Dict or Tuple (a wrapper of gymnasium.wrappers may convert it)"
             )
 
 
@@ -162,7 +162,9 @@ def _specification(section: EnvironmentSection) -> EnvSpec:
     except ImportError as error:
         if moved(module, error):
             raise ConfigurationError(f"environment.id={section.id!r}: it is {name!r}") from error
-        raise ConfigurationError(f"environment.id={section.id!r}: {error}; install what it needs") from error
+        raise ConfigurationError(
+            f"environment.id={section.id!r}: {error}; install what it needs, or add its folder to PYTHONPATH"
+        ) from error
     except gymnasium.error.Error as error:
         close = difflib.get_close_matches(name, list(gymnasium.registry), n=3, cutoff=0.5)
         hint = f"did you mean {', '.join(close)}?" if close else "write module:Id for one of your own"
@@ -193,24 +195,16 @@ def _vectoriser(section: EnvironmentSection, spec: EnvSpec) -> str:
     return section.vectorise
 
 
-class _Slot(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """One of several environments in a process, isolated from the others.
+class _InSlot:
+    """A wrapper for `gymnasium.make_vec`, which is also sent to the processes of 'async'."""
 
-    Its observations are copied at once: the next slot may write into memory that all share. It resets without
-    options: Gymnasium passes `{}` where it resets some of several.
-    """
+    def __init__(self, section: EnvironmentSection) -> None:
+        self._id, self._mask_key = section.id, section.mask_key
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
-        observation, info = self.env.reset(seed=seed, options=options or None)
-        return _copied(observation), info
-
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        observation, *rest = self.env.step(action)
-        return _copied(observation), *rest
-
-
-def _copied(observation: Any) -> Any:
-    return observation.copy() if isinstance(observation, np.ndarray) else copy.deepcopy(observation)
+    def __call__(self, env: gymnasium.Env[Any, Any]) -> Slot:
+        note_made()
+        action_space = to_space("action_space", env.action_space)
+        return Slot(env, name=self._id, mask_key=self._mask_key, action_space=action_space)
 
 
 def _make_vec(
@@ -221,8 +215,7 @@ def _make_vec(
         arguments["max_episode_steps"] = section.max_episode_steps
     if mode != "vector_entry_point":
         arguments.setdefault("disable_env_checker", True)
-    if mode == "sync":
-        arguments["wrappers"] = [_Slot]
+        arguments["wrappers"] = [_InSlot(section)]
     try:
         return gymnasium.make_vec(section.id, count, mode, vector_kwargs=options, **arguments)
     except (TypeError, gymnasium.error.Error, ImportError) as error:

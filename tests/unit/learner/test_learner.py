@@ -28,7 +28,7 @@ from penstock.learner.failures import MOST_KEPT, cause, keep_evidence
 from penstock.learner.feed.log_feed import LogBatch
 from penstock.learner.lease import holder_of
 from penstock.learner.ledger import Drop, Ledger, Origin, append_lineage, ranges
-from penstock.learner.model import check_memory, check_schema, check_specification, make_model
+from penstock.learner.model import check_memory, check_schema, check_specification, fitted, make_model
 from penstock.protocol.fragment import Slot, WeightSpan
 from penstock.protocol.limits import MIB
 from penstock.protocol.schema import Axes, fragment_schema
@@ -265,12 +265,15 @@ def test_a_line_names_the_senders_of_trained_and_omitted_fragments(tmp_path: Pat
     assert ledger.entry("two", "one").sessions == {}
 
 
-def test_a_fragment_larger_than_a_message_is_refused_with_the_length_that_fits() -> None:
+def test_a_fragment_larger_than_a_message_is_made_shorter() -> None:
     made = loaded(environment={"count": 4096}, actor={"unroll_length": 4096})
-    with pytest.raises(ConfigurationError, match=r"unroll_length=4096.*holds \d+; use \d+") as error:
-        make_model(made)
-    fits = int(str(error.value).rpartition(" ")[2])
-    assert 1 < fits < 4096
+    schema = fragment_schema(*spaces(made.environment))
+    length = fitted(made, schema).actor.unroll_length
+    assert 1 < length < 4096
+    assert schema.most_ends(length, 4096) >= 4096 > schema.most_ends(length + 1, 4096)
+    assert fitted(fitted(made, schema), schema) == fitted(made, schema)
+    with pytest.raises(ConfigurationError, match=r"of 1 steps .* holds \d+; lower environment.count"):
+        fitted(made, fragment_schema(Box(np.zeros(10**6), np.ones(10**6)), Discrete(2)))
 
 
 def test_actors_shape_rewards_with_the_learners_discount() -> None:
