@@ -15,8 +15,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+from pydantic import ValidationError
+
 from penstock.broker.log.replies import LogState, Totals
-from penstock.config.settings import ConfigurationError, Settings
+from penstock.config.settings import ConfigurationError, EnvironmentSection, PolicySection, Section, Settings
 
 
 class Drop(StrEnum):
@@ -304,10 +306,24 @@ def check_network(run: str, before: dict[str, str], now: dict[str, str]) -> None
     check_same(run, before, {name: text for name, text in now.items() if name in _NETWORK})
 
 
+_PARSED: Final[Mapping[str, type[Section]]] = {"environment": EnvironmentSection, "policy": PolicySection}
+
+
+def _is_alike(name: str, before: str | None, now: str) -> bool:
+    """Return whether two texts of a section mean the same; a setting that is in one alone has its default."""
+    kind = _PARSED.get(name)
+    if before == now or before is None or kind is None:
+        return before == now
+    try:
+        return kind.model_validate_json(before) == kind.model_validate_json(now)
+    except ValidationError:
+        return False
+
+
 def check_same(run: str, before: dict[str, str], now: dict[str, str]) -> None:
     """Raise ConfigurationError for sections that changed since the checkpoint; it names the first."""
     for name, text in now.items():
-        if before.get(name) != text:
+        if not _is_alike(name, before.get(name), text):
             raise ConfigurationError(
                 f"{name}={text}: run {run!r} was begun with {before.get(name)}; resume it with the same, "
                 "or start a new run"

@@ -18,7 +18,7 @@ from penstock.protocol.spaces import Box, Discrete, MultiBinary, MultiDiscrete, 
 from tests.support.experience.remembering import Actor, batch_of, remembering
 
 SETTLED: Final = {"network", "network_arguments", "kwargs", "image_trunk", "hidden_norm", "frame_stack"} | {
-    "recurrent", "recurrent_size", "burn_in"
+    "image_axes", "recurrent", "recurrent_size", "burn_in"
 }  # fmt: skip
 """Settings of networks that torch acts for, which are left as they are."""
 DRAWN: Final[dict[str, st.SearchStrategy[Any]]] = {

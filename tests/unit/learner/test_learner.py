@@ -27,7 +27,7 @@ from penstock.learner.commands import CommandRecord
 from penstock.learner.failures import MOST_KEPT, cause, keep_evidence
 from penstock.learner.feed.log_feed import LogBatch
 from penstock.learner.lease import holder_of
-from penstock.learner.ledger import Drop, Ledger, Origin, append_lineage, ranges
+from penstock.learner.ledger import Drop, Ledger, Origin, append_lineage, check_same, ranges, sections
 from penstock.learner.model import check_memory, check_schema, check_specification, fitted, make_model
 from penstock.protocol.fragment import Slot, WeightSpan
 from penstock.protocol.limits import MIB
@@ -263,6 +263,19 @@ def test_a_line_names_the_senders_of_trained_and_omitted_fragments(tmp_path: Pat
     assert line["digests"]["7"] == (b"11111111" + b"33333333").hex()
     assert line["version"] == 4
     assert ledger.entry("two", "one").sessions == {}
+
+
+def test_a_run_from_before_a_setting_existed_is_resumed_with_its_default() -> None:
+    now = sections(loaded())
+    older = {name: json.loads(now[name]) for name in ("policy", "environment")}
+    del older["policy"]["image_axes"], older["environment"]["mask_key"]
+    before = now | {name: json.dumps(content) for name, content in older.items()}
+    check_same("r", before, now)
+    for section, other in (("policy", {"image_axes": "channels_last"}), ("environment", {"mask_key": "m"})):
+        with pytest.raises(ConfigurationError, match=f"^{section}=.*resume it with the same"):
+            check_same("r", before, sections(loaded(**{section: other})))
+    with pytest.raises(ConfigurationError, match="^policy="):
+        check_same("r", before | {"policy": '{"a_setting_that_was": 1}'}, now)
 
 
 def test_a_fragment_larger_than_a_message_is_made_shorter() -> None:
