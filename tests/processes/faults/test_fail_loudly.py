@@ -30,7 +30,7 @@ class Falls(CartPoleEnv):
     left = 300
     def step(self, action):
         self.left -= 1
-        if self.left == 0:
+        if self.left <= 0:
             raise RuntimeError("the simulator has crashed")
         return super().step(action)
 gymnasium.register("Falls-v0", Falls, max_episode_steps=500, reward_threshold=475)
@@ -42,11 +42,8 @@ def leave():
     lives = pathlib.Path("lives-" + pathlib.Path(os.environ["{ENDPOINT_VARIABLE}"]).stem)
     with lives.open("ab") as file:
         file.write(b".")
-    if lives.stat().st_size % 2:
-        raise SystemExit
     os._exit(0)
 """
-"""The first, third and fifth life leave by the one way, the others by the other."""
 
 
 @pytest.fixture
