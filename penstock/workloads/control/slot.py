@@ -17,10 +17,13 @@ from numpy.typing import NDArray
 
 from penstock.actor.acting.masks import flat_mask
 from penstock.actor.acting.stepper import FAILED
+from penstock.config.configuration_error import ConfigurationError
 from penstock.protocol.spaces import Space
-from penstock.runtime.exit import Fatal
+from penstock.runtime.exit import Fatal, RunFailed
 
 _RAISED: Final = (Exception, KeyboardInterrupt, SystemExit)
+_OURS: Final = (ConfigurationError, Fatal, RunFailed)
+"""What an environment of this package raises to end the process: no failure of a step."""
 _TRUTH: Final = (bool, np.bool_)
 _MOST_FAILURES: Final = 5
 """Failures in a row that end the process; an episode that ends, or SOUND_STEPS steps, end the row."""
@@ -54,6 +57,8 @@ class Slot(gymnasium.Wrapper[Any, Any, Any, Any]):
         while True:
             try:
                 returned: Any = self.env.reset(seed=seed, options=options or None)
+            except _OURS:
+                raise
             except _RAISED as error:
                 self._count("reset", _described(error))
                 self._make_again()
@@ -73,6 +78,8 @@ class Slot(gymnasium.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         try:
             returned: Any = self.env.step(action)
+        except _OURS:
+            raise
         except _RAISED as error:
             return self._failed(_described(error))
         if type(returned) is not tuple or len(returned) != 5:

@@ -3,12 +3,14 @@
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
+import torch
 
 from penstock.actor.acting.masks import Masks
 from penstock.actor.acting.stepper import Stepper
@@ -29,6 +31,12 @@ FAILING = (
     odd.RaisesNowAndThen, odd.NanNowAndThen, odd.InfiniteRewardNowAndThen, odd.ExitsNowAndThen,
     odd.BrokenUntilMadeAgain,
 )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _float32_again() -> Iterator[None]:
+    yield
+    torch.set_default_dtype(torch.float32)
 
 
 def section_of(kind: type[odd.Odd], **more: Any) -> EnvironmentSection:
@@ -89,6 +97,16 @@ def test_environments_in_processes_are_stepped_alike(kind: type[odd.Odd]) -> Non
 def test_what_breaks_the_rules_is_refused_by_environment_method_and_value(kind: type[odd.Odd]) -> None:
     with pytest.raises(Fatal, match=f"environment.id='.*:{kind.__name__}-v0': {odd.REFUSED[kind]}"):
         played(stepper_of(kind))
+
+
+@pytest.mark.parametrize("method", ["reset", "step"])
+def test_an_error_of_this_package_passes(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise ConfigurationError("environment.kwargs.executor: not here")
+
+    monkeypatch.setattr(odd.Odd, method, refuse)
+    with pytest.raises(ConfigurationError, match="not here"):
+        played(stepper_of(odd.SameArrayAgain))
 
 
 def test_an_episode_with_a_failed_step_is_dropped_and_the_next_is_counted_from_zero() -> None:
