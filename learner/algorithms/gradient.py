@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, cycle
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -363,18 +363,12 @@ class DenseNetwork(Network):
 
 def _dense_of(policy: Policy, optimiser: FlatAdam) -> "Dense":
     bodies = [body for body in (policy.actor_body, policy.critic_body) if body is not None]
-
-    def linear(layers: Sequence[nn.Linear]) -> Linear:
-        weight, weight_gradient = optimiser.stacked([layer.weight for layer in layers])
-        bias, bias_gradient = optimiser.stacked([layer.bias for layer in layers])
-        return Linear(weight, bias, weight_gradient, bias_gradient)
-
     layers: list[Any] = list(zip(*(body.chain or () for body in bodies), strict=True))
     hidden = [
-        Hidden(linear(linears), type(activations[0]))
+        Hidden(Linear.of(optimiser, linears), type(activations[0]))
         for linears, activations in zip(layers[::2], layers[1::2], strict=True)
     ]
-    heads = [linear([head]).of_one() for head in (policy.actor_head, policy.critic_head)]
+    heads = [Linear.of(optimiser, [head]).of_one() for head in (policy.actor_head, policy.critic_head)]
     return Dense(hidden, heads[0], heads[1], len(bodies), policy.reader.width)
 
 
@@ -540,6 +534,13 @@ class Linear:
     bias: Tensor
     weight_gradient: Tensor
     bias_gradient: Tensor
+
+    @classmethod
+    def of(cls, optimiser: FlatAdam, layers: Sequence[nn.Linear]) -> Self:
+        """Return K layers of one shape, stacked, whose parameters `optimiser` has."""
+        weight, weight_gradient = optimiser.stacked([layer.weight for layer in layers])
+        bias, bias_gradient = optimiser.stacked([layer.bias for layer in layers])
+        return cls(weight, bias, weight_gradient, bias_gradient)
 
     def of_one(self) -> "Linear":
         return Linear(self.weight[0], self.bias[0], self.weight_gradient[0], self.bias_gradient[0])

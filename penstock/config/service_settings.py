@@ -74,7 +74,7 @@ def origin_of_defaults(settings: Settings) -> str:
     environment_id = settings.environment.id
     if defaults(environment_id, name) != defaults("", name):
         return f"defaults: those shipped for {environment_id}; --print-config shows them"
-    return f"defaults: general ones, none are shipped for {environment_id}; --print-config shows them"
+    return "defaults: the workload's general ones; --print-config shows them"
 
 
 def _written(run_dir: Path, layers: Sequence[Mapping[str, Any]], *, trust: bool) -> dict[str, Any]:

@@ -152,7 +152,7 @@ class QPolicy(Policy):
 
 @contextmanager
 def _in_float32() -> Iterator[None]:
-    """Make tensors of float32 inside the block, whatever an environment has set."""
+    """Make tensors of float32 inside the block: an environment may have set another default."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float32)
     try:

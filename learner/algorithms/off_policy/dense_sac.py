@@ -39,17 +39,11 @@ def chain_of(optimiser: FlatAdam, chains: Sequence[Sequence[nn.Module]]) -> Chai
     )
     if not is_dense or optimiser.parameters.device.type != "cpu":
         return None
-
-    def linear(layers: Sequence[nn.Linear]) -> Linear:
-        weight, weight_gradient = optimiser.stacked([layer.weight for layer in layers])
-        bias, bias_gradient = optimiser.stacked([layer.bias for layer in layers])
-        return Linear(weight, bias, weight_gradient, bias_gradient)
-
     hidden = [
-        Hidden(linear(layers), type(activations[0]))
+        Hidden(Linear.of(optimiser, layers), type(activations[0]))
         for layers, activations in zip(columns[:-1:2], columns[1::2], strict=True)
     ]
-    return Chain(hidden, linear(columns[-1]), columns[0][0].in_features)
+    return Chain(hidden, Linear.of(optimiser, columns[-1]), columns[0][0].in_features)
 
 
 def chain_over(chain: Chain, flat: Tensor) -> Chain:

@@ -90,9 +90,9 @@ def make_plan(request: Request) -> Plan:
     if request.resumption.resume:
         run_dir = _resumed_folder(request)
         written = configuration.parse_toml(run_dir / CONFIG_FILE)
-        beside = _beside(run_dir, written, request)
-        _check_algorithm(written, beside, request)
-        settings = resolve(configuration.merge(written, beside), request)
+        recipe = _recipe_layer(run_dir, written, request)
+        _check_algorithm(written, recipe, request)
+        settings = resolve(configuration.merge(written, recipe), request)
         if not request.trust:
             check_own(run_dir, configuration.load([written]), _newly_allowed(request))
     else:
@@ -244,8 +244,8 @@ def _resumed_folder(request: Request) -> Path:
     return named.resolve()
 
 
-def _beside(run_dir: Path, written: Mapping[str, Any], request: Request) -> dict[str, Any]:
-    """Return the layer of a recipe that is named beside the folder of a run to resume; {} without one.
+def _recipe_layer(run_dir: Path, written: Mapping[str, Any], request: Request) -> dict[str, Any]:
+    """Return the settings of a recipe that is named in addition to the run to resume; {} without one.
 
     Raises ConfigurationError for another run's folder or environment.
     """
@@ -263,11 +263,11 @@ def _beside(run_dir: Path, written: Mapping[str, Any], request: Request) -> dict
     return {}
 
 
-def _check_algorithm(written: Mapping[str, Any], beside: Mapping[str, Any], request: Request) -> None:
+def _check_algorithm(written: Mapping[str, Any], recipe: Mapping[str, Any], request: Request) -> None:
     """Raise ConfigurationError where another algorithm is named, which does not know the run's settings."""
     assigned = map(configuration.parse_assignment, request.assignments)
     began = written.get("algorithm", {}).get("name")
-    for layer in (beside, configuration.from_environment(), *assigned):
+    for layer in (recipe, configuration.from_environment(), *assigned):
         section = layer.get("algorithm")
         name = section.get("name", began) if isinstance(section, Mapping) else began
         if name != began:

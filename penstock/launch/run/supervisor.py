@@ -495,8 +495,8 @@ class Supervisor:
                 service.restart_at_s = time.monotonic() + STOPPED_S
             return
         cause = service.count_death(death, last)
-        is_told = death.code >= 0 or -death.code in _CRASHES
-        why = f": {cause}" if cause and is_told and not death.in_order else ""
+        has_cause = death.code >= 0 or -death.code in _CRASHES
+        why = f": {cause}" if cause and has_cause and not death.in_order else ""
         self._on_event(f"{death.name} died ({how(death.code)}), restarting{why}")
 
 

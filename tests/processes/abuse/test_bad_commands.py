@@ -1,4 +1,4 @@
-"""Commands on bad input, and on a disk that is full or only read: told in words, and all stays as it was."""
+"""Commands on bad input, and on a full or read-only disk: an error explains it, and no file changes."""
 
 import os
 import shutil

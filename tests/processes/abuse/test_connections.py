@@ -282,7 +282,7 @@ class Crowd:
 
 
 def _in_order(stage: Stage, crowd: Crowd, each: int) -> None:
-    """The log holds what the honest sent, each once and in order, and nothing else."""
+    """The log holds the fragments of the honest actors alone, each once and in order."""
     found: dict[int, list[int]] = {}
     after = 0
     while entries := stage.learner.read(after, 1000, 0):

@@ -31,7 +31,7 @@ HIDDEN: Final = (
     "/api/projects/alpha/agents/my_agent/feedback",
     "/api/projects/alpha/agents/my_agent/satisfaction",
 )
-"""Addresses of a project and its agent, which are nobody else's."""
+"""Paths of a new project and its agent."""
 HIDDEN_OF_A_JOB: Final = ("", "/log", "/curve", "/versions")
 PAGES: Final = {"feedback": "Feedback", "people": "People", "audit": "Audit", "jobs": "Jobs"}
 """Pages of the console by their address, and the heading of each."""

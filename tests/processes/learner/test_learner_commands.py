@@ -1,4 +1,4 @@
-"""Commands to a learner that runs: named checkpoints, restores and flushes are done once, whoever dies."""
+"""Commands to a running learner: checkpoints, restores and flushes are done once, whichever process dies."""
 
 import os
 import signal

@@ -100,7 +100,7 @@ class Canceller:
         return actor.experience.OpenSession.future(other, timeout=DEADLINE_S)
 
     def _append(self) -> Any:
-        """The next fragment; what became of the last one is asked first."""
+        """The next fragment, after the outcome of the one before."""
         session = self.actor.session
         if self.sequence:
             self.settle()
@@ -284,7 +284,7 @@ class SlowLineRun:
             assert actor.session.ended is None, actor.session.ended
 
     def rises(self) -> int:
-        """How often the weights of the actor got newer for whom they did so least often."""
+        """The number of new weights of the actor that got the fewest."""
         self.check()
         return min(len(actor.rises) for actor in self.actors)
 

@@ -1,4 +1,4 @@
-"""A first start, on a machine without caches or rights and from Python, and what trackers are told."""
+"""A first start, on a machine without caches or rights and from Python, and the records of trackers."""
 
 import json
 import os

@@ -4,7 +4,7 @@ broker     refused before it is stored
 check      booked `invalid` before it meets a tensor
 replaced   a terminal observation of no space: trained, with another observation in its place
 update     left out of the update that it makes fail
-bounded    it cannot be told from honest experience: trained, and the update stays finite
+bounded    it looks like honest experience: trained, and the update stays finite
 
     python -m tests.support.abuse.poisoner --broker ADDRESS --actor-id NAME --poisons FILE [--every K]
         [--made-up] [--set section.key=value ...]

@@ -517,7 +517,7 @@ def test_a_truncated_step_uses_the_mask_of_its_last_observation() -> None:
         known = replace(one, observation=one.observation | {"mask/action": mask}, final_mask=final)
         ((_, part),) = known.fragments()
         following = read(transitions(part, STACK, discount=0.9, steps=1), STACK).following["mask/action"]
-        # What was allowed before stands in where nothing is told.
+        # Without a mask of the last observation the mask before it counts.
         assert following.tolist() == [[False, True], told or [False, True], [True, False]]
 
 

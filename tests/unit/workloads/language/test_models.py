@@ -450,7 +450,7 @@ SETTINGS = ("epochs=12", "max_tokens=48", "hidden=32", "layers=1", "learning_rat
 
 @pytest.fixture(scope="module")
 def talks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Conversations of two answers, and one that is none."""
+    """Conversations of two answers, and one without an answer."""
     rng, rows = np.random.default_rng(0), []
     for _ in range(150):
         messages = []
