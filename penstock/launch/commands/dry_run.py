@@ -18,7 +18,7 @@ from typing import Any, Final, TextIO
 from penstock.config.settings import ConfigurationError, LearnerSection, Progress, Rehearsal
 from penstock.config.workload import find, load
 from penstock.launch.inspection.curve import read_rows, shown, size, span
-from penstock.launch.inspection.live_view import make_view
+from penstock.launch.inspection.live_view import limits_of, make_view
 from penstock.launch.run.fork_server import ForkServer
 from penstock.launch.run.memory import DeviceMemory, Memory, available, device_memory, together
 from penstock.launch.run.plan import Plan, changed, prepare_folder
@@ -123,7 +123,7 @@ def _dry_run(plan: Plan, folder: Path, lifecycle: Lifecycle, stream: TextIO) -> 
         "environment": settings.environment.id,
         "workload": settings.workload,
         "seed": settings.seed,
-        "total_steps": settings.learner.total_steps,
+        "total_steps": steps_of(settings.learner, short.pace),
         "seconds": round(preparation_s + predicted(settings.learner, short), 3),
         "preparation_seconds": round(preparation_s, 3),
         "measured": short.pace and asdict(short.pace),
@@ -142,7 +142,7 @@ def _rehearse(plan: Plan, folder: Path, lifecycle: Lifecycle, stream: TextIO) ->
     """Make a short preparation, where the workload has one; else the whole preparation."""
     workload = find(plan.settings.workload)
     folder.mkdir()
-    with make_view(stream, "preparation", None, None) as view:
+    with make_view(stream, "preparation", {}, None) as view:
         progress = Progress(view.event, lifecycle.draining)
         if workload.rehearse:
             rehearsal: Rehearsal = load(workload.rehearse)(plan.settings, folder, progress)
@@ -192,7 +192,7 @@ def _run(plan: Plan, lifecycle: Lifecycle, stream: TextIO) -> ShortRun:
     redis = RedisFacts(version="", durability=plan.settings.broker.durability)
     began_s = time.monotonic()
     with (
-        make_view(stream, plan.run_dir.name, plan.settings.learner.total_steps, None) as view,
+        make_view(stream, plan.run_dir.name, limits_of(plan.settings.learner), None) as view,
         closing(ForkServer()) as fork_server,
     ):
         run = Run(plan, lifecycle, view, redis, fork_server)
@@ -238,15 +238,21 @@ def pace_of(rows: Sequence[Mapping[str, Any]]) -> Pace | None:
 
 def predicted(section: LearnerSection, short: ShortRun) -> float:
     """Return the seconds of the whole run, without its preparation."""
-    pace, steps = short.pace, section.total_steps
+    pace, steps = short.pace, steps_of(section, short.pace)
     if short.is_whole or pace is None or steps is None:
         return short.wall_seconds
-    if section.total_updates is not None:
-        steps = min(steps, round(section.total_updates * pace.steps / pace.updates))
     learning_s = pace.seconds + pace.seconds_per_step * max(0, steps - pace.steps)
     if section.total_seconds is not None:
         learning_s = min(learning_s, section.total_seconds)
     return short.wall_seconds - pace.seconds + learning_s
+
+
+def steps_of(section: LearnerSection, pace: Pace | None) -> int | None:
+    """Return the steps of the whole run, fewer than `total_steps` where its updates end it before."""
+    steps = section.total_steps
+    if steps is None or pace is None or section.total_updates is None:
+        return steps
+    return min(steps, round(section.total_updates * pace.steps / pace.updates))
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:

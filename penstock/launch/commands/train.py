@@ -16,7 +16,7 @@ from typing import Any
 
 from penstock.config.run_folder import held_folder
 from penstock.config.workload import find, load
-from penstock.launch.inspection.live_view import WatchedStream, make_view
+from penstock.launch.inspection.live_view import WatchedStream, limits_of, make_view
 from penstock.launch.run.fork_server import ForkServer
 from penstock.launch.run.memory import DeviceMemory
 from penstock.launch.run.plan import Plan, make_folders, prepare_folder, prepared
@@ -76,7 +76,8 @@ def _train(
     with logs.at_end_of(log_path, "launcher", plan.settings.run, style=plan.settings.logs.format):
         device = DeviceMemory()
         try:
-            with make_view(stream, plan.settings.run, plan.settings.learner.total_steps, plan.target) as view:
+            limits = limits_of(plan.settings.learner)
+            with make_view(stream, plan.settings.run, limits, plan.target) as view:
                 preparing_s = time.monotonic()
                 plan = prepared(plan, lifecycle, view.event)
                 preparation_s = time.monotonic() - preparing_s

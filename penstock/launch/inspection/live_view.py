@@ -7,7 +7,7 @@ import errno
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Final, Self, TextIO, TypeVar, cast
 
@@ -18,19 +18,36 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
+from penstock.config.sections import LearnerSection
 from penstock.launch.inspection.curve import Progress, shown
 
 PLAIN_INTERVAL_S: Final = 2.0
 _REFRESHES_PER_SECOND: Final = 4
 _MIB: Final = 1024 * 1024
 
+Limits = Mapping[str, float]
+"""What ends a run, by unit: updates, seconds or steps."""
+
+
+def limits_of(learner: LearnerSection) -> Limits:
+    most = {"updates": learner.total_updates, "seconds": learner.total_seconds, "steps": learner.total_steps}
+    return {unit: limit for unit, limit in most.items() if limit is not None}
+
+
+def nearest_end(progress: Progress, limits: Limits) -> tuple[str, float, float | None]:
+    """Return the unit of the limit that a run is nearest to, how much is done, and the limit."""
+    seconds = 0.0 if math.isnan(progress.training_seconds) else progress.training_seconds
+    done = {"updates": progress.updates, "seconds": seconds, "steps": progress.env_steps}
+    unit = max(limits, key=lambda one: done[one] / limits[one], default="steps")
+    return unit, done[unit], limits.get(unit)
+
 
 class PlainView:
     """A line per event, and one every PLAIN_INTERVAL_S with the progress."""
 
-    def __init__(self, stream: TextIO, total_steps: int | None, target: float | None) -> None:
+    def __init__(self, stream: TextIO, limits: Limits, target: float | None) -> None:
         self._stream = stream
-        self._total = total_steps
+        self._limits = limits
         self._target = target
         self._last_s = -math.inf
         self._last = ""
@@ -43,10 +60,9 @@ class PlainView:
         now = time.monotonic()
         if now - self._last_s < PLAIN_INTERVAL_S:
             return
-        total = f"/{self._total:,}" if self._total else ""
-        text = f"steps {progress.env_steps:,}{total}  " + "  ".join(
-            map(" ".join, facts(progress, self._target))
-        )
+        unit, done, limit = nearest_end(progress, self._limits)
+        total = "" if limit is None else f"/{limit:,.0f}"
+        text = f"{unit} {done:,.0f}{total}  " + "  ".join(map(" ".join, facts(progress, self._target, unit)))
         if text == self._last:
             return
         self._last_s, self._last = now, text
@@ -66,21 +82,22 @@ class PlainView:
 class LiveView:
     """A progress bar with a table of the newest figures below it; events scroll above."""
 
-    def __init__(self, console: Console, title: str, total_steps: int | None, target: float | None) -> None:
-        self._target = target
+    def __init__(self, console: Console, title: str, limits: Limits, target: float | None) -> None:
+        self._target, self._limits = target, limits
         self._bar = Bar(
             TextColumn("[bold]{task.description}"),
             BarColumn(bar_width=None),
             TextColumn(
-                "{task.completed:,.0f}/{task.total:,.0f} steps"
-                if total_steps
+                "{task.completed:,.0f}/{task.total:,.0f} {task.fields[unit]}"
+                if limits
                 else "{task.completed:,.0f} steps"
             ),
             TimeRemainingColumn(compact=True),
             console=console,
             expand=True,
         )
-        self._task = self._bar.add_task(title, total=total_steps)
+        unit, _, limit = nearest_end(Progress(), limits)
+        self._task = self._bar.add_task(title, total=limit, unit=unit)
         self._live = Live(
             self._bar, console=console, refresh_per_second=_REFRESHES_PER_SECOND, redirect_stderr=False
         )
@@ -90,9 +107,10 @@ class LiveView:
         self._live.console.print(Text.assemble((time.strftime("%H:%M:%S"), "dim"), f" {text}"))
 
     def show(self, progress: Progress) -> None:
-        self._bar.update(self._task, completed=progress.env_steps)
+        unit, done, limit = nearest_end(progress, self._limits)
+        self._bar.update(self._task, completed=done, total=limit, unit=unit)
         table = Table.grid(expand=True)
-        columns = facts(progress, self._target)
+        columns = facts(progress, self._target, unit)
         for _ in columns:
             table.add_column(justify="center")
         table.add_row(*(f"[dim]{name}[/dim]" for name, _ in columns))
@@ -112,24 +130,26 @@ class LiveView:
 View = PlainView | LiveView
 
 
-def make_view(stream: TextIO, title: str, total_steps: int | None, target: float | None) -> View:
+def make_view(stream: TextIO, title: str, limits: Limits, target: float | None) -> View:
     """Return a live view where `stream` is a terminal, else plain lines."""
     stream = cast("TextIO", WatchedStream(stream))
     console = Console(file=stream)
     if console.is_terminal and not console.is_dumb_terminal:
-        return LiveView(console, title, total_steps, target)
-    return PlainView(stream, total_steps, target)
+        return LiveView(console, title, limits, target)
+    return PlainView(stream, limits, target)
 
 
-def facts(progress: Progress, target: float | None) -> list[tuple[str, str]]:
+def facts(progress: Progress, target: float | None, unit: str) -> list[tuple[str, str]]:
+    """Return names and figures of a run, without the one that the bar or the line begins with."""
     goal = "" if target is None else f" of {target:g}"
     share = f"{progress.outstanding / progress.budget:.0%}" if progress.budget else "–"
+    counts = [("steps", f"{progress.env_steps:,}"), ("updates", f"{progress.updates:,}")]
     return [
         ("rate", f"{_text(progress.steps_per_second, ',.0f')}/s"),
         ("return", f"{shown(progress.mean_return)}{goal}"),
         ("staleness", _text(progress.staleness_p50, ".1f")),
         ("buffer", f"{share} {progress.log_bytes / _MIB:.1f} MiB"),
-        ("updates", f"{progress.updates:,}"),
+        *(one for one in counts if one[0] != unit),
         ("publications", f"{progress.publications:,}"),
     ]
 

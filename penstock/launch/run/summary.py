@@ -180,11 +180,18 @@ def _process_text(process: dict[str, Any]) -> str:
 
 
 def _verdict(summary: dict[str, Any]) -> str:
+    """Return the verdicts on what was learned, and whether the run was interrupted or missed its target."""
     if "failure" in summary:
         return "failed"
     if summary["solved"]:
         return "solved"
-    return "interrupted" if summary["interrupted"] else "not solved"
+    base = (summary["evaluation"] or {}).get("base") or {}
+    words = [summary.get("verdict"), _BASE_VERDICTS.get(base.get("verdict", ""))]
+    if summary["interrupted"]:
+        words.append("interrupted")
+    elif summary["target_return"] is not None:
+        words.append("not solved")
+    return ", ".join(filter(None, words)) or "finished"
 
 
 def _ending(summary: dict[str, Any]) -> str:

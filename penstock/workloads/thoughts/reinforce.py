@@ -249,7 +249,7 @@ class ThoughtValidation:
         if self._last is None:
             return {}
         found = self._last if updates is None else {"update": updates, **self._judged(self._probe()).json()}
-        return {"theatre": found, "remarks": found["words"]}
+        return {"theatre": found, "verdict": found["verdict"], "remarks": found["words"]}
 
     def _validate(self, updates: int) -> None:
         probed = self._probe()

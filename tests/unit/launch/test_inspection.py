@@ -17,6 +17,7 @@ import pytest
 from matplotlib.image import imread
 from rich.console import Console
 
+from penstock.config.sections import LearnerSection
 from penstock.launch.commands.plot import draw
 from penstock.launch.inspection.curve import Curve, MetricsTail, Point, Progress, rates, shown
 from penstock.launch.inspection.flow import (
@@ -28,7 +29,7 @@ from penstock.launch.inspection.flow import (
     judge,
     role_rows,
 )
-from penstock.launch.inspection.live_view import LiveView, PlainView, make_view
+from penstock.launch.inspection.live_view import LiveView, PlainView, limits_of, make_view
 from penstock.launch.inspection.processes import (
     Learnt,
     Observation,
@@ -383,7 +384,7 @@ def view_row(steps: int, value: float | None) -> dict[str, object]:
 
 def test_plain_lines_show_all_figures_at_intervals() -> None:
     stream = io.StringIO()
-    with PlainView(stream, total_steps=150_000, target=475.0) as view:
+    with PlainView(stream, {"steps": 150_000}, target=475.0) as view:
         view.event("training")
         view.show(HALF_WAY)
         view.show(HALF_WAY)
@@ -395,10 +396,35 @@ def test_plain_lines_show_all_figures_at_intervals() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("limits", "begins"),
+    [
+        ({"total_updates": 300}, "updates 36/300  rate 61,234/s"),
+        ({"total_updates": 300_000}, "steps 75,000/10,000,000  rate 61,234/s"),
+        ({"total_seconds": 60.0}, "seconds 15/60  rate 61,234/s"),
+        ({"total_steps": None}, "steps 75,000  rate 61,234/s"),
+    ],
+)
+def test_progress_counts_towards_what_ends_the_run_first(limits: dict[str, Any], begins: str) -> None:
+    learner = LearnerSection(**({"total_steps": 10_000_000} | limits))
+    plain, terminal = io.StringIO(), io.StringIO()
+    progress = replace(HALF_WAY, training_seconds=15.0)
+    with PlainView(plain, limits_of(learner), target=None) as view:
+        view.show(progress)
+    text = plain.getvalue().split(" ", 1)[1]
+    assert text.startswith(begins)
+    assert ("steps 75,000" in text, "updates 36" in text) == (True, True)
+    console = Console(file=terminal, force_terminal=True, width=120)
+    with LiveView(console, "a run", limits_of(learner), target=None) as bar:
+        bar.show(progress)
+    unit, figures = begins.split("  ", maxsplit=1)[0].split(" ")
+    assert f"{figures} {unit}" in terminal.getvalue()
+
+
 def test_a_stalled_run_writes_no_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.launch.inspection.live_view.PLAIN_INTERVAL_S", 0.0)
     stream = io.StringIO()
-    with PlainView(stream, total_steps=None, target=None) as view:
+    with PlainView(stream, {}, target=None) as view:
         for seconds in (10.0, 12.0, 14.0):
             view.show(replace(HALF_WAY, training_seconds=seconds))
         view.show(replace(HALF_WAY, updates=37))
@@ -408,7 +434,7 @@ def test_a_stalled_run_writes_no_lines(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_terminal_gets_a_bar_with_the_figures_below() -> None:
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=120)
-    with LiveView(console, "cartpole-v1-abc", total_steps=150_000, target=475.0) as view:
+    with LiveView(console, "cartpole-v1-abc", {"steps": 150_000}, target=475.0) as view:
         view.show(HALF_WAY)
         view.event("actor-0 died (signal 9), restarting: no [dim] in [1, 2] and no [/bold]")
     text = stream.getvalue()
@@ -425,12 +451,12 @@ def test_a_terminal_gets_a_bar_with_the_figures_below() -> None:
 
 
 def test_without_a_terminal_plain_lines_are_printed() -> None:
-    assert isinstance(make_view(io.StringIO(), "x", None, None), PlainView)
+    assert isinstance(make_view(io.StringIO(), "x", {}, None), PlainView)
 
 
 def test_unknown_figures_are_dashes() -> None:
     stream = io.StringIO()
-    with PlainView(stream, total_steps=None, target=None) as view:
+    with PlainView(stream, {}, target=None) as view:
         view.show(Progress())
     assert "return –" in stream.getvalue()
 

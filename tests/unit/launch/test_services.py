@@ -5,6 +5,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -296,6 +297,34 @@ def test_the_printed_summary_says_why_the_run_ended(tmp_path: Path, word: str | 
     learnt = LEARNT | {"ending": word, "restored_from": None}
     lines = summary_lines(make_summary(plan_in(tmp_path), ending(), learnt))
     assert any(line.endswith(f" {said}") for line in lines), lines
+
+
+@pytest.mark.parametrize(
+    ("told", "target", "said"),
+    [
+        ({}, None, "finished"),
+        ({}, 475.0, "not solved"),
+        ({"findings": {"verdict": "honest"}}, None, "honest"),
+        ({"findings": {"verdict": "theatre"}, "base": "better"}, None, "theatre, better than the base"),
+        ({"base": "better"}, None, "better than the base"),
+        ({"base": "chance"}, 475.0, "cannot be told from chance, not solved"),
+        ({"base": "worse", "interrupted": True}, 475.0, "worse than the base, interrupted"),
+        ({"base": "better", "solved": True}, 475.0, "solved"),
+        ({"base": "better", "cause": "redis failed"}, None, "failed"),
+    ],
+)
+def test_the_printed_summary_begins_with_the_verdict_and_names_no_threshold_that_is_not_there(
+    tmp_path: Path, told: dict[str, Any], target: float | None, said: str
+) -> None:
+    evaluation = LEARNT["evaluation"] | (  # type: ignore[operator]
+        {"base": BASE | {"verdict": told["base"]}} if "base" in told else {}
+    )
+    learnt = LEARNT | {
+        "solved": told.get("solved", False), "evaluation": evaluation, "findings": told.get("findings"),
+    }  # fmt: skip
+    plan = replace(plan_in(tmp_path), target=target)
+    how = replace(ending(cause=told.get("cause", "")), interrupted=told.get("interrupted", False))
+    assert summary_lines(make_summary(plan, how, learnt))[0] == f"CartPole-v1: {said}"
 
 
 def test_a_run_whose_learner_reported_nothing_has_a_summary(tmp_path: Path) -> None:

@@ -456,7 +456,7 @@ def on_a_terminal() -> tuple[int, int]:
 def test_a_run_continues_when_its_page_is_closed(ends: Callable[[], tuple[int, int]]) -> None:
     reader, own = ends()
     with os.fdopen(own, "w") as stream:
-        with make_view(stream, "run", STEPS, None) as view:
+        with make_view(stream, "run", {"steps": STEPS}, None) as view:
             view.event("watched")
             os.close(reader)
             for steps in range(3):
