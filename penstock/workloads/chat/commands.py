@@ -263,6 +263,13 @@ class LoopOptions:
             help="Least area under the curve of the reward model on ratings held out: 0.5 is chance, 0 any."
         ),
     ] = 0.55
+    any_version: Annotated[
+        bool,
+        typer.Option(
+            "--any-version",
+            help="Also try versions that their own evaluation does not find better than the one before.",
+        ),
+    ] = False
     heads: Annotated[
         tuple[str, ...],
         typer.Option(

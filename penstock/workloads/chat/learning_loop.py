@@ -3,7 +3,8 @@
     waiting   for enough new ratings that count; the newest of them is recorded
     ratings   writes believed.jsonl and prompts.jsonl of the round
     reward    `penstock rlhf reward train`; a model no better than chance ends the round
-    training  `penstock train`, from the version that answers; it registers its last version
+    training  `penstock train`, from the version that answers; it registers its last version, and the round
+              ends where its evaluation does not find that better
     trial     that version is the canary: servers withdraw a worse one, the loop promotes a better one
 
 Each step first reads what exists of its results, so that a repeated step does only what is left. Texts that
@@ -214,7 +215,7 @@ class LearningLoop:
         """Abandon the requested round if it is the current one."""
         if asked.number == self._state.number and self._state.step is not Step.WAITING:
             if self._state.version is not None:
-                self._withdraw(registry, self._state.version, asked)
+                self._withdraw(registry, self._state.version, asked.reason, asked.by)
             pause = loop_state.read_pause(self._folder)
             if pause is not None and pause.by == BY:
                 loop_state.resume(self._folder)  # the pause was for a step of this round
@@ -222,13 +223,13 @@ class LearningLoop:
         loop_state.forget_abandonment(self._folder)
         return True
 
-    def _withdraw(self, registry: Registry, version: int, asked: Abandonment) -> None:
+    def _withdraw(self, registry: Registry, version: int, reason: str, by: str) -> None:
         """Withdraw the version of a round unless it was decided on already."""
         match registry.get(self._run.policy, version).status:
             case Status.CANARY:
-                registry.rollback(self._run.policy, asked.reason, by=asked.by, version=version)
+                registry.rollback(self._run.policy, reason, by=by, version=version)
             case Status.CANDIDATE:
-                registry.retire(self._run.policy, version, asked.reason, by=asked.by)
+                registry.retire(self._run.policy, version, reason, by=by)
 
     # ------------------------------------------------------------ the steps
 
@@ -297,6 +298,11 @@ class LearningLoop:
         made = self._made(registry)
         if made is None:
             raise StepFailed(f"{run}: the training registered no version; its logs say why")
+        if (why := steps.not_better(run)) and not self._order.any_version:
+            self._to(version=made.version)
+            self._withdraw(registry, made.version, why, BY)
+            self._end(Outcome.UNPROVED, why)
+            return True
         new = loop_state.NewRatings(self._run.policy, self._state.through)
         new.look(registry)
         self._to(step=Step.TRIAL, version=made.version, trial_from=new.newest, tries=0)

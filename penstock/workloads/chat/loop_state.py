@@ -60,7 +60,7 @@ class Outcome(StrEnum):
 
     PROMOTED = "promoted"
     WITHDRAWN = "withdrawn"
-    UNPROVED = "unproved"  # withdrawn: its trial gave no verdict in time
+    UNPROVED = "unproved"  # its evaluation did not find it better, or its trial gave no verdict in time
     UNLEARNED = "unlearned"  # the reward model was no better than chance
     ABANDONED = "abandoned"  # by an operator
 

@@ -156,6 +156,17 @@ def summary_of(run: Path) -> dict[str, Any] | None:
     return None if not summary or summary["interrupted"] or "failure" in summary else summary
 
 
+def not_better(run: Path) -> str:
+    """Return in words that a training's evaluation does not find its version better; "" for none of it."""
+    base = ((summary_of(run) or {}).get("evaluation") or {}).get("base")
+    if not base or base["verdict"] == "better":
+        return ""
+    found = "worse than" if base["verdict"] == "worse" else "not to be told from"
+    low, high = (base[one] for one in ("low", "high"))
+    interval = "" if low is None else f" ({low:+.3f} to {high:+.3f})"
+    return f"its evaluation finds it {found} the version it began with: {base['difference']:+.3f}{interval}"
+
+
 def has_checkpoint(run: Path) -> bool:
     return any((run / "checkpoints").glob("[!.]*/state.json"))
 

@@ -21,6 +21,7 @@ TRAINING = "epochs = 6, batch = 16, learning_rate = 1e-2, hidden = 32, layers = 
 QUICK = (
     f"--labels={LABELS}",
     "--least-auc=0",
+    "--any-version",
     "--reward=epochs=1",
     "--train=learner.total_steps=5000",
     "--train=learner.checkpoint_interval_s=0",

@@ -35,6 +35,7 @@ OPTIONS = (
     "--learn",
     f"--loop=labels={LABELS}",
     "--loop=least-auc=0",
+    "--loop=any-version",
     "--loop=reward=epochs=1",
     "--loop=train=learner.total_steps=5000",
     "--loop=train=learner.checkpoint_interval_s=0",

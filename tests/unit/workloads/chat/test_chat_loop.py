@@ -108,6 +108,37 @@ def test_a_version_that_was_made_becomes_the_canary_of_the_server_that_answers(s
     assert [one.action.value for one in stand.registry.events(POLICY)].count("promoted") == 3
 
 
+@pytest.mark.parametrize(
+    ("verdict", "order", "is_tried"),
+    [
+        ("better", ORDER, True),
+        ("chance", ORDER, False),
+        ("worse", ORDER, False),
+        ("chance", replace(ORDER, any_version=True), True),
+        (None, ORDER, True),
+    ],
+)
+def test_only_a_version_that_its_own_evaluation_finds_better_goes_on_trial(
+    stand: LoopStand, verdict: str | None, order: LoopOrder, *, is_tried: bool
+) -> None:
+    run = round_folder(stand.folder, 1) / "run"
+    base = {"difference": -0.017, "low": -0.2, "high": 0.16, "verdict": verdict}
+    evaluation = {"mean": 0.5} | ({} if verdict is None else {"base": base})
+    summary = {"run": stand.made.run, "interrupted": False, "evaluation": evaluation}
+    (run / "summary.json").write_text(json.dumps(summary))
+    (run.parent / step_process.BEGIN).write_bytes(b"")
+    stand.at(step=Step.TRAINING)
+    with stand.going(order):
+        assert soon(lambda: (stand.registry.canary(POLICY) is not None) or bool(stand.state().past))
+    assert (stand.registry.canary(POLICY) is not None) is is_tried
+    if not is_tried:
+        (past,) = stand.state().past
+        assert (past.outcome, past.version) == (Outcome.UNPROVED, stand.made.version)
+        assert past.why.endswith("the version it began with: -0.017 (-0.200 to +0.160)")
+        assert stand.registry.get(POLICY, stand.made.version).status is Status.RETIRED
+        assert stand.state().step is Step.WAITING
+
+
 def test_a_paused_loop_neither_promotes_nor_starts(stand: LoopStand) -> None:
     stand.on_trial()
     stand.see(canary=1.0, active=-1.0, people=100)
