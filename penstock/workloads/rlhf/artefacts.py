@@ -1,6 +1,7 @@
 """Files of an ended run of language models: its last policy in Hugging Face's format, and a manifest.
 
-    RUN/policies/vN/             adapter or model, tokenizer, and how it was sampled in training
+    RUN/policies/vN/             adapter or model, tokenizer, and how it was sampled in training; the adapter
+                                 names RUN/base_model, where the run made one, from RUN
     RUN/value_head.safetensors   the critic of the last checkpoint
     RUN/manifest.json            the sha256 of all files, their sources, a summary of the results
     RUN/training_results.json    summary and full history
@@ -22,7 +23,7 @@ from penstock.workloads.language.cached_generation import make_backend
 from penstock.workloads.language.tokenizer import Encoder, load_tokenizer
 from penstock.workloads.plugin import acting
 from penstock.workloads.rlhf.environment import language
-from penstock.workloads.rlhf.preparation import FEEDBACK, REWARD_MODEL
+from penstock.workloads.rlhf.preparation import BASE_MODEL, FEEDBACK, REWARD_MODEL
 
 MANIFEST: Final = "manifest.json"
 VALUE_HEAD: Final = "value_head.safetensors"
@@ -74,7 +75,21 @@ def _policy(settings: Settings, run_dir: Path) -> Path | None:
     policy.network.save_pretrained(folder, safe_serialization=True)
     tokenizer.save_pretrained(folder)
     _generation(settings, tokenizer).save_pretrained(folder)
+    name_base(folder, run_dir / BASE_MODEL, BESIDE)
     return folder
+
+
+BESIDE: Final = f"./{BASE_MODEL}"
+"""The base model of the models that are exported with it, from the folder that holds all of them."""
+
+
+def name_base(model: Path, old: str | Path, new: str) -> None:
+    """Replace the name of the base model in a model's files. old: its name there, or its folder."""
+    for file in model.glob("*.json"):
+        text = file.read_text()
+        for name in {str(old), str(Path(old).resolve())}:
+            text = text.replace(json.dumps(name), json.dumps(new))
+        file.write_text(text)
 
 
 def _value_head(run_dir: Path) -> Path | None:

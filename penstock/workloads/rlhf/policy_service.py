@@ -7,7 +7,8 @@
 A training is a job. With `Prefer: wait=N` the call returns the job's address after N seconds. The job reads
 the agent's feedback, and writes
 
-    MODELS/PROJECT/AGENT/v15/    policy, reward_model, training_results.json; base_model where the run made it
+    MODELS/PROJECT/AGENT/v15/    policy, reward_model, training_results.json; base_model where the run made
+                                 it, which both models name from this folder, so that it may be moved
 
 The label is `v` and the number of ratings; a further version of as many ratings is `v15.2`. A training that
 reuses a reward model copies it: no version needs another one's folder.
@@ -46,7 +47,7 @@ from penstock.gateway.store.tables import JobState
 from penstock.registry.ratings import KeptRating, Rating
 from penstock.registry.registry import Registry
 from penstock.runtime.output_file import sync_folder
-from penstock.workloads.rlhf.artefacts import MANIFEST, RESULTS
+from penstock.workloads.rlhf.artefacts import BESIDE, MANIFEST, RESULTS, name_base
 from penstock.workloads.rlhf.preparation import BASE_MODEL, FEEDBACK, REWARD_MODEL
 
 KIND: Final = "rlhf"
@@ -156,7 +157,8 @@ def _reuse(reward_model: Path, folder: Path) -> dict[str, str]:
     kwargs = {"reward": str(own)}
     if its_base.is_dir():
         shutil.copytree(its_base, base)
-        _name_base(own, str(its_base), base)
+        for name in (BESIDE, str(its_base)):  # older versions name an absolute path
+            name_base(own, name, str(base))
         kwargs["model"] = str(base)
     return kwargs
 
@@ -178,7 +180,7 @@ def _export(folder: Path, place: Path) -> None:
     for left in (temporary, place):
         shutil.rmtree(left, ignore_errors=True)
     try:
-        _copy(folder, manifest, temporary, place)
+        _copy(folder, manifest, temporary)
         _sync(temporary)
         temporary.rename(place)
     except OSError:
@@ -187,8 +189,8 @@ def _export(folder: Path, place: Path) -> None:
     sync_folder(place.parent)
 
 
-def _copy(folder: Path, manifest: dict[str, Any], temporary: Path, place: Path) -> None:
-    """Copy a job's models to a folder that becomes `place`; raises OSError."""
+def _copy(folder: Path, manifest: dict[str, Any], temporary: Path) -> None:
+    """Copy a job's models to a folder; raises OSError."""
     run = folder / "run"
     temporary.mkdir(parents=True)
     _copy_folder(run / manifest["policy"], temporary / "policy")
@@ -199,7 +201,7 @@ def _copy(folder: Path, manifest: dict[str, Any], temporary: Path, place: Path) 
     if base.is_dir():
         _copy_folder(base, temporary / BASE_MODEL)
         for model in ("policy", REWARD_MODEL, BASE_MODEL):
-            _name_base(temporary / model, manifest["made_from"]["model"], (place / BASE_MODEL).absolute())
+            name_base(temporary / model, manifest["made_from"]["model"], BESIDE)
 
 
 def _copy_folder(source: Path, target: Path) -> None:
@@ -230,19 +232,14 @@ def _sync(folder: Path) -> None:
             os.close(opened)
 
 
-def _name_base(model: Path, old: str, new: Path) -> None:
-    """Replace the path of the base model in a model's files."""
-    for file in model.glob("*.json"):
-        file.write_text(file.read_text().replace(json.dumps(old), json.dumps(str(new))))
-
-
 # ---- Answers about trainings and policies for the OpenAPI document; the names are the service's contract.
 
 
 class TrainedPolicy(Answer):
     """A finished training. trainingSteps: number of updates.
 
-    rewardMean, rewardStd: of responses to held-out prompts, by the reward model; null: there were none.
+    rewardMean, rewardStd: of responses to held-out prompts, by the reward model, on whose scale a rating of 0
+    is −1 and a rating of 1 is 1, and which goes beyond both; null: there were none.
     """
 
     status: Literal["trained"]
@@ -277,7 +274,10 @@ class TrainingGoesOn(Answer):
 
 
 class PolicyMetrics(Answer):
-    """The reward model's scores of a policy's responses to held-out prompts."""
+    """The reward model's scores of a policy's responses to held-out prompts.
+
+    A rating of 0 is −1 on its scale and a rating of 1 is 1; scores go beyond both.
+    """
 
     rewardMean: float | None  # noqa: N815
     rewardStd: float | None  # noqa: N815

@@ -115,8 +115,11 @@ async function follow(path, signal, log) {
   }
 }
 
+const SCALES = { rewardMean: " (−1 is a rating of 0, 1 a rating of 1, and it goes beyond both)" };
+
 function result(found) {
-  return table("Result", ["What", "Value"], Object.entries(found).map(([key, value]) => [key, String(value)]));
+  const rows = Object.entries(found).map(([key, value]) => [key, String(value) + (SCALES[key] ?? "")]);
+  return table("Result", ["What", "Value"], rows);
 }
 
 // The versions, newest first, with buttons to promote them; older unused ones are folded, unless `open`.

@@ -296,6 +296,8 @@ def load_network(folder: Path, base: str | None, *, is_trainable: bool = False) 
         return classifier(str(folder))
     check_adapter(folder)
     place = base or PeftConfig.from_pretrained(folder).base_model_name_or_path
+    if place.startswith("./"):  # beside the folder, as versions of the gateway have it
+        place = str(folder.parent / place)
     with as_configuration_error(f"{folder}: its settings cannot be read", OSError, ValueError):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     try:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from peft import LoraConfig, get_peft_model
+from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from penstock.config import settings as configuration
@@ -276,15 +276,22 @@ def finished() -> Job:
     )
 
 
-def test_an_export_opens_without_its_run(run: Path, tmp_path: Path) -> None:
+def test_an_export_opens_without_its_run_wherever_it_is_moved_to(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     samples = [Sample(prompt="the film", response="good")]
     scored = RewardModel.load(run / "reward_model").score(samples).values
     outcome = Outcome(state=JobState.FINISHED, summary={"updates": 1})
     made = FeedbackTraining().conclude(finished(), outcome, (), folder=tmp_path, models=tmp_path / "models")
     shutil.rmtree(run)
     assert made.version is not None
-    assert AutoModelForCausalLM.from_pretrained(made.version.model_path).num_parameters() > 0
     assert RewardModel.load(Path(made.version.reward_model_path)).score(samples).values == scored
+    moved = shutil.move(Path(made.version.model_path).parent, tmp_path / "elsewhere")
+    assert RewardModel.load(moved / "reward_model").score(samples).values == scored
+    assert str(tmp_path) not in "".join(file.read_text() for file in moved.rglob("adapter_config.json"))
+    monkeypatch.chdir(moved)
+    assert AutoPeftModelForCausalLM.from_pretrained("policy").num_parameters() > 0
+    assert AutoModelForCausalLM.from_pretrained("policy").num_parameters() > 0
 
 
 def test_an_incomplete_copy_leaves_nothing(run: Path, tmp_path: Path) -> None:
@@ -300,7 +307,9 @@ def test_an_incomplete_copy_leaves_nothing(run: Path, tmp_path: Path) -> None:
     assert [one.name for one in (models / "alpha" / "my_agent").iterdir()] == ["v20"]
 
 
-def test_a_reused_reward_model_is_exported_with_the_policy(run: Path, tmp_path: Path) -> None:
+def test_a_reused_reward_model_is_exported_with_the_policy(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kind, outcome = FeedbackTraining(), Outcome(state=JobState.FINISHED, summary={"updates": 1})
     models, again = tmp_path / "models", tmp_path / "again"
     first = kind.conclude(finished(), outcome, (), folder=tmp_path, models=models).version
@@ -324,6 +333,7 @@ def test_a_reused_reward_model_is_exported_with_the_policy(run: Path, tmp_path: 
     assert second is not None
     assert second.version == "v20.2"
     assert RewardModel.load(Path(second.reward_model_path)).score(samples).values == scored
+    monkeypatch.chdir(Path(second.model_path).parent)
     assert AutoModelForCausalLM.from_pretrained(second.model_path).num_parameters() > 0
 
 
