@@ -306,11 +306,7 @@ def _rating(_where: str, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _line(row: Mapping[str, Any]) -> bytes:
-    """Return a row as a line. Half a surrogate pair, which UTF-8 cannot encode, stays an escape."""
-    try:
-        return f"{json.dumps(dict(row), ensure_ascii=False)}\n".encode()
-    except UnicodeEncodeError:
-        return f"{json.dumps(dict(row))}\n".encode()
+    return f"{json.dumps(dict(row), ensure_ascii=False)}\n".encode()
 
 
 def _names(file: Path | None) -> frozenset[str]:

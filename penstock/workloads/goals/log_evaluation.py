@@ -14,17 +14,26 @@ from typing import Annotated, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.config.service_settings import local_settings
 from penstock.protocol.spaces import Box, Discrete
 from penstock.registry.records import RegistryError
 from penstock.registry.registry import Registry
+from penstock.registry.row_file import RowFile
 from penstock.runtime.exit import EXIT_FAILED, EXIT_OK
 from penstock.workloads.goals.commands import EvaluateOptions
 from penstock.workloads.goals.off_policy import Decisions, TooLittle, cross_fitted, judge, returns_from
-from penstock.workloads.goals.trace_index import Encoding, Log, RewardWeights, TraceIndex, held_log
+from penstock.workloads.goals.trace_index import (
+    Brought,
+    Encoding,
+    Log,
+    RewardWeights,
+    TraceIndex,
+    explained,
+    held_log,
+)
 
 # ---- Policies, as the probabilities of their actions.
 
@@ -174,14 +183,18 @@ def _decisions(
 _PAGE: Final = 1000
 
 
-class _LateReward(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+class _LateReward(Brought):
     episode: Annotated[str, Field(min_length=1, max_length=128)]
     step: Annotated[int, Field(ge=0, strict=True)]
     amount: Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False, strict=True)]
     number: int | None = None
     createdAt: str | None = None  # noqa: N815 - as a gateway exports it
+    request: str | None = None
+
+    @property
+    def keys(self) -> list[tuple[str, Any]]:
+        """Return what it is known by if it comes twice."""
+        return [(name, value) for name in ("number", "request") if (value := getattr(self, name)) is not None]
 
 
 def read_late(place: str, policy: str) -> Late:
@@ -194,19 +207,49 @@ def read_late(place: str, policy: str) -> Late:
 
 
 def _of_file(path: Path) -> Iterator[tuple[str, int, float]]:
-    try:
-        file = path.open("rb")
-    except OSError as error:
-        raise ConfigurationError(f"--late {path}: cannot be read: {error.strerror}") from error
-    with file:
-        for number, line in enumerate(file, 1):
+    """Yield the rewards of a file, one that it holds twice, by number or request, once.
+
+    Raises ConfigurationError that lists the bad rows: without them every estimate would be wrong.
+    """
+    known: dict[tuple[str, Any], _LateReward] = {}
+    bad: list[str] = []
+    with RowFile.of(path, f"--late {path}") as file:
+        for number, row in file.rows():
             try:
-                one = _LateReward.model_validate_json(line)
-            except ValidationError as error:
-                first = error.errors()[0]
-                key = "".join(f"{part}: " for part in first["loc"])
-                raise ConfigurationError(f"{path}: line {number}: {key}{first['msg']}") from error
-            yield one.episode, one.step, one.amount
+                one = _late_reward(row)
+                before = _before(one, known)
+            except ValueError as error:
+                bad.append(f"{path}: {file.unit} {number}: {error}")
+                continue
+            known.update(dict.fromkeys(one.keys, one))
+            if before is None:
+                yield _said(one)
+    if bad:
+        rest = [f"and {len(bad) - _MOST_SHOWN} more"] if len(bad) > _MOST_SHOWN else []
+        raise ConfigurationError("\n".join([*bad[:_MOST_SHOWN], *rest]))
+
+
+def _late_reward(row: dict[str, Any] | ValueError) -> _LateReward:
+    if isinstance(row, ValueError):
+        raise row
+    try:
+        return _LateReward.model_validate(row)
+    except ValidationError as error:
+        raise ValueError(explained(error)) from error
+
+
+def _before(one: _LateReward, known: Mapping[tuple[str, Any], _LateReward]) -> _LateReward | None:
+    """Return the reward where it came already; raises ValueError where its key is that of another one."""
+    for key in one.keys:
+        if key in known:
+            if _said(known[key]) != _said(one):
+                raise ValueError(f"{key[0]}={key[1]!r}: is that of another reward before it")
+            return known[key]
+    return None
+
+
+def _said(one: _LateReward) -> tuple[str, int, float]:
+    return one.episode, one.step, one.amount
 
 
 def _of_registry(url: str, policy: str) -> Iterator[tuple[str, int, float]]:

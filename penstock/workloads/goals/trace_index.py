@@ -27,28 +27,42 @@ from hashlib import blake2b
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from penstock.config.configuration_error import ConfigurationError
+from penstock.registry.row_file import RowFile, parse_row
 
 MOST_LINE_BYTES: Final = 2**20
 MOST_STEPS: Final = 10_000
 """Decisions of one episode."""
 
+_LAST_TIME: Final = 1e11
+"""A later one, beyond the year 5000, is of milliseconds."""
 _Number = Annotated[float, Field(allow_inf_nan=False, ge=-1e12, le=1e12, strict=True)]
 _Name = Annotated[str, Field(min_length=1, max_length=128)]
 _Action = Annotated[str, Field(max_length=128, pattern=r"^[^\s\p{Cc}]([^\p{Cc}]*[^\s\p{Cc}])?$")]
 """Without surrounding white space and control characters: two actions that look the same are the same."""
 
 
-class Result(BaseModel):
-    """The outcome of an action. `crashed`: the system that acted failed as well."""
+class Brought(BaseModel):
+    """An object of a file that people bring; a null says as much as a field that is absent."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {name: value for name, value in given.items() if value is not None}
+
+
+class Result(Brought):
+    """The outcome of an action. `crashed`: the system that acted failed as well."""
 
     success: Annotated[bool, Field(strict=True)]
     output: str = ""
@@ -57,12 +71,10 @@ class Result(BaseModel):
     crashed: Annotated[bool, Field(strict=True)] = False
 
 
-class Trace(BaseModel):
+class Trace(Brought):
     """A valid line of a log. time: Unix, in seconds. step: of its episode, from 0."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    time: Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
+    time: Annotated[float, Field(ge=0, le=_LAST_TIME, allow_inf_nan=False, strict=True)]
     episode: _Name
     step: Annotated[int, Field(ge=0, lt=MOST_STEPS, strict=True)]
     observation: Annotated[dict[_Name, _Number], Field(min_length=1, max_length=4096)]
@@ -78,30 +90,25 @@ class BadLine(ValueError):
 
 
 def parse(line: bytes) -> Trace:
-    if len(line) > MOST_LINE_BYTES:
-        raise BadLine(f"{len(line)} bytes: at most {MOST_LINE_BYTES} are read; shorten result.output")
     try:
-        return Trace.model_validate(json.loads(line.decode("utf-8-sig"), object_pairs_hook=_once))
+        return Trace.model_validate(parse_row(line, MOST_LINE_BYTES))
     except ValidationError as error:
-        raise BadLine("; ".join(map(_explained, error.errors()[:3]))) from error
-    except (ValueError, RecursionError) as error:
-        raise BadLine(f"no JSON object: {error}") from error
+        raise BadLine(explained(error)) from error
+    except ValueError as error:
+        raise BadLine(str(error)) from error
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{twice!r} is there twice")
-    return found
+def explained(error: ValidationError) -> str:
+    """Return the first three mistakes of a line, each with its field and value."""
+    return "; ".join(map(_explained, error.errors()[:3]))
 
 
 def _explained(one: Any) -> str:
     field = ".".join(str(part) for part in one["loc"]) or "line"
     if one["type"] == "missing":
         return f"{field}: is missing"
-    return f"{field}={str(one['input'])[:80]!r}: {one['msg'].lower()}"
+    unit = ", and this is of milliseconds: divide it by 1000" if one.get("ctx") == {"le": _LAST_TIME} else ""
+    return f"{field}={str(one['input'])[:80]!r}: {one['msg'].lower()}{unit}"
 
 
 # ---- The reward of an outcome, with weights that a user may change.
@@ -173,6 +180,7 @@ class TraceIndex:
     """
 
     path: Path
+    _file: RowFile
     _database: sqlite3.Connection
     lines: int = 0
     faults: list[Fault] = field(default_factory=list)
@@ -188,13 +196,10 @@ class TraceIndex:
     @contextmanager
     def of(cls, path: Path, most_lines: int | None = None) -> Iterator["TraceIndex"]:
         """Yield the index of a file; ConfigurationError: more than `most_lines` or MOST_FAULTS, no room."""
-        with closing(_temporary()) as database:
-            index = cls(path, database)
+        with closing(_temporary()) as database, RowFile.of(path) as file:
+            index = cls(path, file, database)
             try:
-                with path.open("rb") as file:
-                    database.executemany(
-                        "INSERT INTO line VALUES (?, ?, ?, ?, ?, ?, ?)", index._rows(file, most_lines)
-                    )
+                database.executemany("INSERT INTO line VALUES (?, ?, ?, ?, ?, ?, ?)", index._rows(most_lines))
                 index._find_broken()
                 index._count()
                 index.faults.sort(key=lambda fault: fault.line)
@@ -242,15 +247,13 @@ class TraceIndex:
 
     def whole_lines(self) -> Iterator[bytes]:
         """Yield the lines of `traces` as they stand in the file, without their ends."""
-        with self.path.open("rb") as file:
-            for (place,) in self._database.execute(
-                "SELECT place FROM line ORDER BY MIN(number) OVER (PARTITION BY episode), step"
-            ):
-                file.seek(place)
-                yield file.readline(MOST_LINE_BYTES + 1).rstrip(b"\r\n")
+        for (place,) in self._database.execute(
+            "SELECT place FROM line ORDER BY MIN(number) OVER (PARTITION BY episode), step"
+        ):
+            yield self._file.line_at(place, MOST_LINE_BYTES)
 
-    def _rows(self, file: BinaryIO, most_lines: int | None) -> Iterator[_Row]:
-        for number, place, line in _lines(file):
+    def _rows(self, most_lines: int | None) -> Iterator[_Row]:
+        for number, place, line in self._file.lines(MOST_LINE_BYTES):
             self.lines += 1
             if most_lines is not None and self.lines > most_lines:
                 raise ConfigurationError(
@@ -346,19 +349,6 @@ def _episode_of(line: bytes) -> str | None:
     except (ValueError, RecursionError):
         named = _NAMED.search(line)
         return None if named is None else named[1].decode(errors="replace")
-
-
-def _lines(file: BinaryIO) -> Iterator[tuple[int, int, bytes]]:
-    """Yield number, offset and content of each line that is not empty; of a long line only the beginning."""
-    number = place = 0
-    while line := file.readline(MOST_LINE_BYTES + 1):
-        number, begin, whole = number + 1, place, line
-        place += len(line)
-        while whole and not whole.endswith(b"\n"):
-            whole = file.readline(MOST_LINE_BYTES + 1)
-            place += len(whole)
-        if line.strip():
-            yield number, begin, line.rstrip(b"\r\n")
 
 
 # ---- A log that is held in memory as a whole.

@@ -1,6 +1,6 @@
 """Feedback: rows of a file, folder or registry as examples, and a split without a prompt on both sides.
 
-FILE.jsonl, .json, .ndjson     an object per line
+FILE.jsonl, .json, .ndjson     an object per line, or a list of them; also packed, as FILE.jsonl.gz
 FILE.parquet                   columns
 FOLDER                         a Hugging Face dataset as `save_to_disk` writes it
 sqlite:///…, postgresql://…    the ratings of a registry
@@ -9,6 +9,7 @@ sqlite:///…, postgresql://…    the ratings of a registry
 import hashlib
 import json
 import math
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from penstock.config.settings import ConfigurationError
 from penstock.registry.ratings import KeptRating
 from penstock.registry.records import RegistryError
 from penstock.registry.registry import Registry
+from penstock.registry.row_file import PACKED, SUFFIXES, RowFile
 from penstock.runtime.output_file import replace_file
 from penstock.workloads.language.prompt import Prompt, identity, parse_prompt
 from penstock.workloads.language.settings import as_configuration_error
@@ -92,8 +94,8 @@ def _number(value: Any) -> float:
         raise ValueError("no score")
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"score={value!r} is {type(value).__name__}, not a number")  # noqa: TRY004
-    if not math.isfinite(value):
-        raise ValueError(f"score={value} is not finite")
+    if not abs(value) <= sys.float_info.max:
+        raise ValueError(f"score={value!s:.80} is not finite")
     return float(value)
 
 
@@ -195,6 +197,13 @@ def summary(examples: Sequence[Example]) -> dict[str, int]:
     return {"scored": kinds["Scored"], "pairs": kinds["Preference"]}
 
 
+def key_of(row: Mapping[str, Any]) -> str:
+    key = "" if row.get("key") is None else row["key"]
+    if not isinstance(key, str):
+        raise ValueError(f"key={key!r} is no text")  # noqa: TRY004 - counted with the other bad rows
+    return key
+
+
 def present(row: Mapping[str, Any], name: str) -> Any:
     if row.get(name) is None:
         raise ValueError(f"no {name}")
@@ -255,8 +264,6 @@ def place_of(prompt: str, seed: int) -> bytes:
 # ---- Rows of a place, each with a name for messages.
 
 
-LINES: Final = (".jsonl", ".json", ".ndjson")
-MAX_LINE_BYTES: Final = 16 * 1024 * 1024
 _PAGE: Final = 1000
 
 
@@ -269,9 +276,10 @@ def rows_of(place: str, part: str | None = None) -> Iterator[Row]:
         raise ConfigurationError(f"feedback={place}: no such file or folder")
     if path.is_dir():
         return _dataset(path, part)
-    if path.suffix not in (*LINES, ".parquet"):
+    if Path(path.name.removesuffix(PACKED)).suffix not in SUFFIXES and path.suffix != ".parquet":
         raise ConfigurationError(
-            f"feedback={place}: use {', '.join(LINES)}, .parquet, a dataset's folder, or a registry's URL"
+            f"feedback={place}: use {', '.join(SUFFIXES)}, also with {PACKED}, .parquet, a dataset's folder, "
+            "or a registry's URL"
         )
     if part is not None:
         raise ConfigurationError(f"--part {part!r}: {place} has no parts")
@@ -279,20 +287,9 @@ def rows_of(place: str, part: str | None = None) -> Iterator[Row]:
 
 
 def _lines(path: Path) -> Iterator[Row]:
-    with path.open("rb") as file:
-        for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), start=1):
-            if line.strip():
-                yield f"{path.name} line {number}", _object(line)
-
-
-def _object(line: bytes) -> Any:
-    if len(line) > MAX_LINE_BYTES:
-        return ValueError(f"longer than {MAX_LINE_BYTES} bytes")
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        return ValueError(f"no JSON: {error}")
-    return value if isinstance(value, dict) else ValueError(f"holds {type(value).__name__}, not an object")
+    with RowFile.of(path, f"feedback={path}") as file:
+        for number, row in file.rows():
+            yield f"{path.name} {file.unit} {number}", row
 
 
 def _parquet(path: Path) -> Iterator[Row]:
@@ -394,9 +391,7 @@ def read(source: Source) -> Feedback:
     def make(where: str, row: Any) -> Example | None:
         nonlocal other_key
         row = named(row, source.columns)
-        key = "" if row.get("key") is None else row["key"]
-        if not isinstance(key, str):
-            raise ValueError(f"key={key!r} is no text")  # noqa: TRY004 - counted with the other bad rows
+        key = key_of(row)
         if source.key is not None and key != source.key:
             other_key += 1
             return None

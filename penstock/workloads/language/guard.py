@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.registry.canary import wilson_interval
+from penstock.registry.row_file import RowFile
 from penstock.workloads.language.settings import GuardSection, as_configuration_error
 
 # ---- Verdicts and rules.
@@ -173,17 +174,14 @@ def packaged_rows() -> list[GuardRow]:
 
 def read_rows(file: Path) -> list[GuardRow]:
     """Return the texts of a file; raises ConfigurationError that names the first bad line."""
-    with as_configuration_error(f"--rows {file}: cannot be read", OSError, UnicodeDecodeError):
-        lines = file.read_text().splitlines()
-    return [
-        _row(line, f"--rows {file} line {number}") for number, line in enumerate(lines, 1) if line.strip()
-    ]
+    with RowFile.of(file, f"--rows {file}") as rows:
+        return [_row(row, f"--rows {file} {rows.unit} {number}") for number, row in rows.rows()]
 
 
-def _row(line: str, where: str) -> GuardRow:
-    with as_configuration_error(f"{where}: not JSON", ValueError, RecursionError):
-        given: Any = json.loads(line)
-    text, blocked = (given.get("text"), given.get("blocked")) if isinstance(given, dict) else (None, None)
+def _row(row: dict[str, Any] | ValueError, where: str) -> GuardRow:
+    if isinstance(row, ValueError):
+        raise ConfigurationError(f"{where}: {row}") from row
+    text, blocked = row.get("text"), row.get("blocked")
     if not isinstance(text, str) or not isinstance(blocked, bool):
         raise ConfigurationError(f'{where}: write {{"text": "…", "blocked": true or false}}')
     return GuardRow(text, blocked)

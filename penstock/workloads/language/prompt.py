@@ -98,7 +98,10 @@ def _plain(message: Message) -> dict[str, Any]:
 
 def _message(value: Any) -> Message:
     role, content = (value.get("role"), value.get("content")) if isinstance(value, dict) else (None, None)
-    calls = tuple(map(_tool_call, value.get("tool_calls") or ())) if isinstance(value, dict) else ()
+    given = (value.get("tool_calls") or []) if isinstance(value, dict) else []
+    if not isinstance(given, Iterable) or isinstance(given, dict | str | bytes):
+        raise ValueError(f"prompt holds a message with tool_calls={given!r:.80}: write a list")  # noqa: TRY004
+    calls = tuple(map(_tool_call, given))
     if calls and content is None:
         content = ""
     if not isinstance(role, str) or not isinstance(content, str):

@@ -4,15 +4,15 @@
     {"conversations": [{"from": "human", "value": "…"}, {"from": "gpt", "value": "…"}]}         ShareGPT
     {"prompt": "…", "response": "…"}                                                            one answer
 
+An answer with `"weight": 0` is context, and not learned.
 Conversations that cannot be used are counted, and the first ones named.
 """
 
 import importlib.resources
 import importlib.util
-import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import cycle
@@ -20,11 +20,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.config.configuration_error import ConfigurationError
+from penstock.registry.row_file import RowFile
 from penstock.workloads.language.feedback import BadRows, made_of
 from penstock.workloads.language.prompt import Message, Prompt, parse_prompt
-from penstock.workloads.language.settings import as_configuration_error
 
-MAX_FILE_BYTES: Final = 2**30
 _ROLES: Final = {
     "human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "assistant": "assistant",
     "system": "system",
@@ -33,56 +32,57 @@ _ROLES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Messages with at least one answer, which is the last. where: place in its file, for messages."""
+    """Messages with at least one answer, which is the last.
+
+    where: place in its file, for messages. unlearned: indices of answers that are context only.
+    """
 
     messages: tuple[Message, ...]
     where: str
+    unlearned: frozenset[int] = frozenset()
 
 
 def read_conversations(files: Sequence[Path]) -> tuple[list[Conversation], BadRows]:
     """Return the conversations of files in their order, and the rows that cannot be used."""
     found, bad = list[Conversation](), BadRows()
     for file in files:
-        found += made_of(_rows(file), bad, lambda where, row: Conversation(_messages(row), where))
+        with RowFile.of(file) as rows:
+            numbered = ((f"{file.name} {rows.unit} {number}", row) for number, row in rows.rows())
+            found += made_of(numbered, bad, _conversation)
     if not found:
         names = ", ".join(map(str, files))
         raise ConfigurationError("\n".join([f"{names}: no conversation can be used", *bad.lines()]))
     return found, bad
 
 
-def _rows(file: Path) -> Iterator[tuple[str, Any]]:
-    with as_configuration_error(f"{file}: cannot be read", OSError, UnicodeDecodeError):
-        if file.stat().st_size > MAX_FILE_BYTES:
-            raise ConfigurationError(f"{file}: is larger than {MAX_FILE_BYTES} bytes: split it")
-        text = file.read_text("utf-8")
-    if text.lstrip().startswith("["):
-        whole = _parsed(text)
-        if isinstance(whole, ValueError):
-            raise ConfigurationError(f"{file}: {whole}")
-        yield from ((f"{file.name} item {number}", row) for number, row in enumerate(whole, 1))
-        return
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.strip():
-            yield f"{file.name} line {number}", _parsed(line)
+def _conversation(where: str, row: dict[str, Any]) -> Conversation:
+    messages = _messages(row)
+    turns = row.get("messages") or row.get("conversations") or []
+    weights = [
+        _weight(one) if said.role == "assistant" else 0 for one, said in zip(turns, messages, strict=False)
+    ]
+    if turns and not any(weights):
+        raise ValueError("no answer is learned: each has weight=0")
+    return Conversation(
+        messages, where, frozenset(index for index, weight in enumerate(weights) if not weight)
+    )
 
 
-def _parsed(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        return ValueError(f"not JSON: {error}")
+def _weight(turn: Mapping[str, Any]) -> int:
+    weight = turn.get("weight")
+    if weight is None or weight in (0, 1):
+        return 1 if weight is None else int(weight)
+    raise ValueError(f"has a message with weight={weight!r:.80}: use 0, which is not learned, or 1")
 
 
-def _messages(row: Any) -> tuple[Message, ...]:
-    if not isinstance(row, dict):
-        raise ValueError("is no object")  # noqa: TRY004 - counted with the other bad rows
-    if "messages" in row:
+def _messages(row: dict[str, Any]) -> tuple[Message, ...]:
+    if row.get("messages") is not None:
         messages = parse_prompt(row["messages"])
-    elif "conversations" in row:
+    elif row.get("conversations") is not None:
         if not isinstance(row["conversations"], list):
             raise ValueError("conversations is no list")
         messages = tuple(map(_shared, row["conversations"]))
-    elif "prompt" in row and isinstance(row.get("response"), str):
+    elif row.get("prompt") is not None and isinstance(row.get("response"), str):
         before = parse_prompt(row["prompt"])
         asked = (Message("user", before),) if isinstance(before, str) else before
         messages = (*asked, Message("assistant", row["response"]))

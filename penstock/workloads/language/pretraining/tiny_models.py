@@ -239,14 +239,14 @@ def supervised_rows(
     encoder, rows = ChatEncoder(tokenizer), []
     for one in conversations:
         try:
-            rows.append(_row(one.messages, encoder, tokenizer, max_tokens))
+            rows.append(_row(one, encoder, tokenizer, max_tokens))
         except ValueError as error:
             bad.add(one.where, str(error))
     return rows
 
 
-def _row(messages: Sequence[Message], encoder: ChatEncoder, tokenizer: Tokenizer, max_tokens: int) -> Row:
-    ids, learned = list[int](), list[bool]()
+def _row(one: Conversation, encoder: ChatEncoder, tokenizer: Tokenizer, max_tokens: int) -> Row:
+    ids, learned, messages = list[int](), list[bool](), one.messages
     begun, answered = 0, list[Message]()
     for place, message in enumerate(messages):
         if message.role != "assistant":
@@ -258,11 +258,11 @@ def _row(messages: Sequence[Message], encoder: ChatEncoder, tokenizer: Tokenizer
         if len(ids) + len(context) + len(answer) > max_tokens:
             break
         ids += [*context, *answer]
-        learned += [False] * len(context) + [True] * len(answer)
+        learned += [False] * len(context) + [place not in one.unlearned] * len(answer)
         answered = [*messages[:place]]
         begun = place + 1
-    if not ids:
-        raise ValueError(f"its first answer does not fit in {max_tokens} tokens: raise max_tokens")
+    if not any(learned):
+        raise ValueError(f"no answer that is learned fits in {max_tokens} tokens: raise max_tokens")
     return Row(tuple(ids), tuple(learned))
 
 

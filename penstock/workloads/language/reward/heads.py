@@ -27,6 +27,7 @@ from penstock.workloads.language.feedback import (
     Split,
     check_some,
     is_pair,
+    key_of,
     made_of,
     place_of,
     preference_of,
@@ -180,7 +181,7 @@ def to_opinions(rows: Iterable[Row], heads: Sequence[Head]) -> Feedback:
         prompt = parse_prompt(row.get("prompt"))
         if is_pair(row):
             return preference_of(row, prompt, where)
-        head = by_name.get(row.get("key") or "")
+        head = by_name.get(key_of(row))
         if head is None:
             other_key += 1
             return None

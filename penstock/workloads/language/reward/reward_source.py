@@ -5,7 +5,7 @@ All errors are RewardError.
 
 import hashlib
 import inspect
-import math
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -93,10 +93,11 @@ def checked(values: Sequence[Any], expected: int, source: str) -> tuple[float | 
 def _reward(value: Any, index: int, source: str) -> float | None:
     if value is None:
         return None
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value):
+    if getattr(value, "ndim", None) == 0:  # of NumPy or torch
+        value = value.item()
+    if not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
         raise BadReward(
-            f"{source}: reward {index} is {value!r}: give a finite number, or none where there is no reward"
+            f"{source}: reward {index} is {value!r:.80}: give a finite number, or none where there is none"
         )
     return float(value)
 

@@ -1,4 +1,6 @@
+import gzip
 import json
+import math
 import os
 import random
 import re
@@ -38,6 +40,7 @@ from penstock.workloads.goals.live_host import (
     rehearse,
     target,
 )
+from penstock.workloads.goals.log_evaluation import read_late
 from penstock.workloads.goals.tasks.goal_task import GoalTask
 from penstock.workloads.goals.tasks.potential import health
 from penstock.workloads.goals.tasks.trace_replay import TraceReplay
@@ -312,6 +315,45 @@ def test_late_rewards_enter(tmp_path: Path) -> None:
     assert three["self_normalised"] == two["self_normalised"]
 
 
+def test_a_late_reward_that_comes_twice_counts_once(tmp_path: Path) -> None:
+    rows = [
+        {
+            "number": n,
+            "episode": f"e{n}",
+            "step": 0,
+            "amount": 0.5 * n,
+            "createdAt": "then",
+            "request": f"r{n}",
+        }
+        for n in range(6)
+    ]
+    keyless = {"episode": "e9", "step": 1, "amount": 1.0}
+    by_request = [{**keyless, "request": "once", "number": None}] * 3
+    file = tmp_path / "late.jsonl"
+    file.write_text(
+        "\ufeff" + "\r\n\n".join(map(json.dumps, [*rows, *rows[:3], *by_request, keyless, keyless]))
+    )
+    wanted = {(f"e{n}", 0): 0.5 * n for n in range(6)} | {("e9", 1): 3.0}
+    assert read_late(str(file), "") == wanted
+    file.write_bytes(gzip.compress(json.dumps([*rows, *rows, *by_request, keyless, keyless]).encode()))
+    assert read_late(str(file), "") == wanted
+    broken = [
+        {**rows[1], "amount": 9.0},
+        {**rows[2], "step": 7},
+        {"number": 8},
+        {**keyless, "amount": math.nan},
+    ]
+    file.write_text("\n".join(map(json.dumps, [*rows, *broken])))
+    with pytest.raises(ConfigurationError) as refused:
+        read_late(str(file), "")
+    assert [line.partition(".jsonl: ")[2] for line in str(refused.value).split("\n")] == [
+        "line 7: number=1: is that of another reward before it",
+        "line 8: number=2: is that of another reward before it",
+        "line 9: episode: is missing; step: is missing; amount: is missing",
+        "line 10: amount='nan': is no finite number of 64 bits",
+    ]
+
+
 @pytest.mark.parametrize("policy", ["uniform", "always:action0", "always:action1", "always:action2"])
 def test_shuffled_propensities_are_refused_for_every_policy(tmp_path: Path, policy: str) -> None:
     events = truth.bandit_log(3, 2000)
@@ -349,7 +391,7 @@ def test_a_registry_that_is_not_there_is_named(tmp_path: Path) -> None:
         ("--policy uniform --reward luck=1", "reward.luck: unknown; known: crash"),
         ("--policy uniform --reward success", "--reward success: write KEY=NUMBER"),
         ("--policy uniform --reward success=nan", "reward.success=nan"),
-        ("--policy uniform --late late.jsonl", "late.jsonl: line 1: amount: .*less than or equal"),
+        ("--policy uniform --late late.jsonl", "late.jsonl: line 1: amount=.*less than or equal"),
         ("--policy uniform --late absent.jsonl", "--late .*absent.jsonl: cannot be read: No such file"),
     ],
 )

@@ -1,3 +1,4 @@
+import gzip
 import json
 import random
 import tracemalloc
@@ -208,7 +209,7 @@ def test_a_sample_has_whole_episodes_of_all_of_the_log(
 
 
 def test_a_file_that_changes_while_it_is_read_is_reported(tmp_path: Path) -> None:
-    path = index_written(tmp_path, row("a", 0), row("b", 0))
+    path = index_written(tmp_path, *(row(f"e{number}", 0) for number in range(200)))
     with TraceIndex.of(path) as index:
         path.write_text("x\n" * 200)
         with pytest.raises(ConfigurationError, match="was changed while it was read"):
@@ -246,13 +247,28 @@ def test_a_line_that_is_too_long_is_not_held_in_memory(tmp_path: Path) -> None:
     assert len(episodes) == 1
 
 
-@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r", "\n\n \n"])
 @pytest.mark.parametrize("begin", ["", "\ufeff"])
 def test_files_of_other_systems_are_read(tmp_path: Path, begin: str, end: str) -> None:
     path = tmp_path / "tasks.jsonl"
     path.write_bytes((begin + end.join([row("a", 0), row("b", 0)]) + end).encode())
     log, episodes = read_log(path)
     assert (len(episodes), log.faults) == (2, [])
+    listed = f"[{row('a', 0)},\n{row('b', 0)}]".encode()
+    for content in (listed, gzip.compress(listed), gzip.compress(path.read_bytes())):
+        path.write_bytes(content)
+        assert read_log(path)[1] == episodes
+
+
+def test_a_null_says_as_much_as_a_field_that_is_absent() -> None:
+    nulls = {"goal": None, "metadata": None, "propensity": None}
+    result = {"success": True, "output": None, "error": None, "execution_time_ms": None, "crashed": None}
+    whole = json.loads(row(propensity=None))
+    assert parse(json.dumps(whole | nulls | {"result": result}).encode()) == parse(
+        json.dumps(whole | {"result": {"success": True}}).encode()
+    )
+    with pytest.raises(BadLine, match=r"^action: is missing; result\.success: is missing"):
+        parse(json.dumps(whole | {"action": None, "result": {"success": None}}).encode())
 
 
 def test_a_duplicate_key_is_a_fault(tmp_path: Path) -> None:
@@ -318,7 +334,9 @@ def test_a_good_line_is_read() -> None:
         ({"propensity": 0}, "propensity='0': input should be greater than 0"),
         ({"propensity": 1.5}, "propensity='1.5': input should be less than or equal to 1"),
         ({"propensity": "0.5"}, "propensity='0.5': input should be a valid number"),
-        ({"time": float("nan")}, "time='nan': input should be a finite number"),
+        ({"time": float("nan")}, "time='nan': is no finite number"),
+        ({"time": 1790000000500}, "time='1790000000500': .*milliseconds: divide it by 1000"),
+        ({"goal": "cut \ud83d"}, "goal='cut .*holds half of a surrogate pair"),
         ({"step": -1}, "step='-1'"),
         ({"step": True}, "step="),
         ({"observation": {"cpu": float("nan")}}, "observation.cpu="),
@@ -343,8 +361,8 @@ def test_a_field_that_is_odd_is_named_and_never_guessed(changes: dict[str, Any],
         (b"{", "no JSON object"),
         (b"[" * 100_000, "no JSON object"),
         (b"\xff\xfe", "no JSON object"),
-        (b"[1]", "line="),
-        (b"7" * 5000, "no JSON object|line="),
+        (b"[1]", "holds list, not an object"),
+        (b"7" * 5000, "row='inf': is no finite number"),
         (b" " * (MOST_LINE_BYTES + 1), "at most 1048576"),
     ],
 )

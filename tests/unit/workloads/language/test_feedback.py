@@ -4,6 +4,7 @@ import random
 import re
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Never
 
@@ -11,20 +12,23 @@ import datasets
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
 from penstock.config.settings import ConfigurationError
 from penstock.registry.ratings import Rating
 from penstock.registry.registry import Registry
-from penstock.workloads.chat.ratings import RatingRules, filter_ratings
+from penstock.workloads.chat.ratings import RatingRules, _read, filter_ratings
 from penstock.workloads.language.feedback import (
     SHOWN,
+    BadRows,
     Feedback,
     Preference,
     Scored,
     Source,
+    made_of,
     parse_scale,
     read,
     rows_of,
@@ -48,7 +52,10 @@ from penstock.workloads.language.guard import (
     train_classifier,
     train_guard,
 )
+from penstock.workloads.language.pretraining.conversation_files import read_conversations
 from penstock.workloads.language.prompt import Message
+from penstock.workloads.language.reward.heads import parse_heads, to_opinions
+from penstock.workloads.rlhf.commands import _samples_of
 from tests.support.storage.postgresql_server import with_registry
 
 
@@ -157,6 +164,14 @@ def test_rows_that_rate_several_things_need_a_key(tmp_path: Path) -> None:
         ({"prompt": "p", "chosen": "a"}, "no rejected"),
         ({**PAIR, "rejected": "a"}, "chosen and rejected are the same"),
         ({**ROWS[0], "key": 7}, "key=7 is no text"),
+        ({**ROWS[0], "response": "cut \ud83d"}, "response='cut \\ud83d': holds half of a surrogate pair"),
+        ({**ROWS[0], "prompt": [{"role": "user", "content": "\ude00"}]}, "prompt.0.content="),
+        ({**ROWS[0], "score": 10**400}, "score='inf': is no finite number"),
+        (
+            {**ROWS[0], "prompt": [{"role": "user", "content": "a", "tool_calls": 3}]},
+            "tool_calls=3: write a list",
+        ),
+        ({**ROWS[0], "prompt": [{"role": "user", "content": "a", "tool_calls": "3"}]}, "write a list"),
     ],
 )
 def test_a_bad_row_is_named_with_line_and_reason(tmp_path: Path, row: object, reason: str) -> None:
@@ -166,6 +181,33 @@ def test_a_bad_row_is_named_with_line_and_reason(tmp_path: Path, row: object, re
     (line,) = feedback.bad.lines()
     assert line.startswith("feedback.jsonl line 2: ")
     assert reason in line
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["role", "content", "tool_calls", "id", "function", "a"]), inner)
+    ),
+    max_leaves=6,
+)
+FIELDS = ["prompt", "response", "score", "chosen", "rejected", "key", "rater", "messages", "conversations"]
+
+
+@hypothesis_settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.fixed_dictionaries({}, optional=dict.fromkeys(FIELDS, JSON)), st.sampled_from(ROWS))
+def test_no_row_of_odd_values_ends_a_command(
+    tmp_path: Path, odd: dict[str, Any], usual: dict[str, Any]
+) -> None:
+    talk = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    for row in (odd, usual | odd, {**usual, "key": "thumb", "score": True} | odd, talk | odd):
+        file = written(tmp_path, [ROWS[0], row, talk])
+        found(file, key="")
+        heads = parse_heads(["thumb=thumbs"])
+        to_opinions(rows_of(str(file)), heads)
+        read_conversations([file])
+        list(made_of(rows_of(str(file)), BadRows(), partial(_samples_of, {})))
+        filter_ratings(_read(str(file), None)[0], RatingRules())
 
 
 def test_many_bad_rows_are_all_counted_and_some_are_shown(tmp_path: Path) -> None:
@@ -225,6 +267,8 @@ def test_a_score_is_mapped_as_declared(name: str, raw: Any, score: float) -> Non
         ("percent", math.nan, "not finite"),
         ("none", math.inf, "not finite"),
         ("none", None, "no score"),
+        ("none", 10**400, "not finite"),
+        ("stars", -(10**400), "not finite"),
     ],
 )
 def test_a_score_outside_the_scale_is_refused(name: str, raw: Any, message: str) -> None:
@@ -421,7 +465,7 @@ def test_texts_that_cannot_train_a_classifier_are_refused_by_name(tmp_path: Path
     with pytest.raises(ValueError, match="1 texts that should be passed: give at least 5"):
         train_guard(few)
     file = tmp_path / "rows.jsonl"
-    for line, said in (('{"text": "a"}', "write"), ("{", "not JSON")):
+    for line, said in (('{"text": "a"}', "write"), ("{", "no JSON object")):
         file.write_text('{"text": "b", "blocked": true}\n' + line + "\n")
         with pytest.raises(ConfigurationError, match=f"line 2: {said}"):
             read_rows(file)

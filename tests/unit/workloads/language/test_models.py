@@ -1,3 +1,4 @@
+import gzip
 import io
 import json
 import shutil
@@ -392,7 +393,7 @@ def test_conversations_of_three_forms_say_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        (3, "is no object"),
+        (3, "holds int, not an object"),
         ({"text": "a"}, "has neither messages, nor conversations, nor prompt and response"),
         ({"messages": "hi"}, "messages is text"),
         ({"messages": OPENAI["messages"][:1]}, "has no answer of an assistant"),
@@ -400,6 +401,18 @@ def test_conversations_of_three_forms_say_the_same(tmp_path: Path) -> None:
         ({"messages": [OPENAI["messages"][0], *OPENAI["messages"]]}, "do not take turns"),
         ({"prompt": "hi", "response": "  "}, "has an empty message"),
         ({"conversations": 3}, "conversations is no list"),
+        (
+            {"messages": [OPENAI["messages"][0], {**OPENAI["messages"][1], "weight": 0}]},
+            "no answer is learned",
+        ),
+        (
+            {"messages": [OPENAI["messages"][0], {**OPENAI["messages"][1], "weight": 0.5}]},
+            "weight=0.5: use 0",
+        ),
+        (
+            {"prompt": "hi", "response": "cut \ud83d"},
+            "response='cut \\ud83d': holds half of a surrogate pair",
+        ),
         ({"conversations": [{"from": "bing", "value": "a"}]}, "has a message with from='bing'"),
     ],
 )
@@ -414,10 +427,10 @@ def test_files_that_cannot_be_read_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"none\.jsonl: cannot be read"):
         read_conversations([tmp_path / "none.jsonl"])
     (tmp_path / "bad.json").write_text("[1, ")
-    with pytest.raises(ConfigurationError, match=r"bad\.json: not JSON"):
+    with pytest.raises(ConfigurationError, match=r"bad\.json item 2: no JSON object"):
         read_conversations([tmp_path / "bad.json"])
     (tmp_path / "bad.jsonl").write_text("{\n")
-    with pytest.raises(ConfigurationError, match=r"no conversation can be used\nbad\.jsonl line 1: not JSON"):
+    with pytest.raises(ConfigurationError, match=r"no conversation can be used\nbad\.jsonl line 1: no JSON"):
         read_conversations([tmp_path / "bad.jsonl"])
 
 
@@ -545,12 +558,54 @@ def test_only_the_assistants_tokens_are_learned() -> None:
     assert learned == ["gladly", "seed", "<eos>", "maybe", "spade", "<eos>"]
 
 
+def test_an_answer_of_weight_0_is_context_and_is_not_learned(tmp_path: Path) -> None:
+    asked, said = (
+        {"role": "user", "content": "how soil rose"},
+        {"role": "assistant", "content": "gladly seed"},
+    )
+    more: list[dict[str, Any]] = [
+        {"role": "user", "content": "why lawn"},
+        {"role": "assistant", "content": "maybe spade", "weight": 1},
+    ]
+    named = {"user": "human", "assistant": "gpt"}
+    for system in ([], [{"role": "system", "content": "rose"}]):
+        messages: list[dict[str, Any]] = [*system, asked, {**said, "weight": 0}, *more]
+        shared = [
+            {"from": named.get(one["role"], "system"), "value": one["content"], "weight": one.get("weight")}
+            for one in messages
+        ]
+        talks, bad = read_conversations(
+            [
+                write(tmp_path, {"messages": messages}, {"conversations": shared}),
+                write(tmp_path, OPENAI, name="b.jsonl"),
+            ]
+        )
+        for row in supervised_rows(talks[:2], TOKENIZER, 64, bad):
+            words = TOKENIZER.convert_ids_to_tokens(row.ids)
+            assert "gladly seed <eos> why" in " ".join(words)
+            learned = [word for word, is_learned in zip(words, row.learned, strict=True) if is_learned]
+            assert learned == ["maybe", "spade", "<eos>"]
+        assert supervised_rows(talks[:2], TOKENIZER, 9, bad) == []
+        assert [line.partition(": ")[2] for line in bad.shown] == [
+            "no answer that is learned fits in 9 tokens: raise max_tokens"
+        ] * 2
+    packed = tmp_path / "talks.json.gz"
+    packed.write_bytes(gzip.compress(b"\xef\xbb\xbf" + json.dumps([OPENAI, SHARED], indent=1).encode()))
+    raw = tmp_path / "raw.jsonl"
+    raw.write_text("\ufeff" + json.dumps({**SINGLE, "response": "a\u2028b\x85c"}, ensure_ascii=False) + "\n")
+    with raw.open("ab") as file:
+        file.write(b'{"prompt": "bad\xe9", "response": "x"}\r\n' + json.dumps(OPENAI).encode())
+    found, bad = read_conversations([packed, raw])
+    assert ([one.messages[-1].content for one in found]) == ["hello", "hello", "a\u2028b\x85c", "hello"]
+    assert bad.shown == ["raw.jsonl line 2: no JSON object: byte 0xe9 in column 16 is not UTF-8"]
+
+
 def test_a_long_conversation_is_cut_after_an_answer() -> None:
     bad = BadRows()
     [row] = supervised_rows([TALK], TOKENIZER, 11, bad)
     assert len(row.ids) == 7
     assert supervised_rows([TALK], TOKENIZER, 6, bad) == []
-    assert bad.shown == ["line 1: its first answer does not fit in 6 tokens: raise max_tokens"]
+    assert bad.shown == ["line 1: no answer that is learned fits in 6 tokens: raise max_tokens"]
 
 
 def test_text_in_the_name_of_another_is_not_learned() -> None:

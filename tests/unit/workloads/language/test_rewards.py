@@ -251,6 +251,10 @@ def test_minus_one_and_zero_are_rewards_and_none_is_none_in_a_list_or_an_array(
     assert (None, None) == (rewards.by.mean, rewards.by.std)
     monkeypatch.setitem(SAID, "said", np.full(4, -1, np.float32))
     assert (-1.0,) * 4 == CallableRewards(path_of(as_said)).score(SAMPLES).values
+    monkeypatch.setitem(SAID, "said", [np.float32(0.5), np.int64(1), torch.tensor(0.25), np.bool_(True)])
+    assert (0.5, 1.0, 0.25, 1.0) == CallableRewards(path_of(as_said)).score(SAMPLES).values
+    monkeypatch.setitem(SAID, "said", [True, False, None, 2])
+    assert (1.0, 0.0, None, 2.0) == CallableRewards(path_of(as_said)).score(SAMPLES).values
 
 
 @pytest.mark.parametrize(
@@ -258,6 +262,9 @@ def test_minus_one_and_zero_are_rewards_and_none_is_none_in_a_list_or_an_array(
     [
         ([1.0], "1 rewards for 4 samples"),
         ([float("nan")] * 4, "reward 0 is nan"),
+        ([10**400] * 4, "reward 0 is 1000"),
+        ([np.float32("inf")] * 4, "reward 0 is inf"),
+        ([np.zeros(1)] * 4, "reward 0 is array"),
         (["good"] * 4, "reward 0 is 'good'"),
         (None, "returned NoneType: return a list"),
     ],
@@ -337,7 +344,7 @@ def test_an_endpoint_that_stays_away_is_unavailable() -> None:
         ((200, b"[1, 2]"), BadReward, "no object"),
         (reply(scores=[1]), BadReward, "no list `rewards`"),
         (reply(rewards=[1.0]), BadReward, "1 rewards for 4 samples"),
-        (reply(rewards=[1.0, True, 1.0, 1.0]), BadReward, "reward 1 is True"),
+        (reply(rewards=[1.0, "1", 1.0, 1.0]), BadReward, "reward 1 is .1."),
         ((200, b'{"rewards": [NaN, 1, 1, 1]}'), BadReward, "reward 0 is nan"),
     ],
 )
