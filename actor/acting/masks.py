@@ -42,7 +42,7 @@ class Masks:
         given = observation[self._key] if is_part else infos.get(self._key)
         flat = np.zeros((self._slots, self._total), np.bool_)
         if given is not None:
-            came = _joined(self._space, given, self._slots)
+            came = self._read(given, self._slots)
             if came.shape[1] != self._total:
                 raise Fatal(
                     f"environment.mask_key={self._key!r}: masks of {came.shape[1]} choices came, the action "
@@ -59,8 +59,14 @@ class Masks:
         given = final[slots[0]]
         if not isinstance(given, dict) or self._key not in given:
             return {name: mask[slots] for name, mask in self.read(None, infos).items()}
-        flat = np.concatenate([_joined(self._space, final[slot][self._key], 1) for slot in slots])
+        flat = np.concatenate([self._read(final[slot][self._key], 1) for slot in slots])
         return self._parted(flat)
+
+    def _read(self, given: Any, slots: int) -> NDArray[np.bool_]:
+        try:
+            return _joined(self._space, given, slots)
+        except ValueError as error:
+            raise Fatal(f"environment.mask_key={self._key!r}: {error}") from error
 
     def _parted(self, flat: NDArray[np.bool_]) -> Rows:
         cuts = np.split(flat, np.cumsum(list(self._sizes.values()))[:-1], 1)
@@ -96,7 +102,10 @@ class Masks:
 
 
 def flat_mask(space: Space, given: Any) -> NDArray[np.bool_]:
-    """Return a mask of one slot, in any form, as bool [choices] in the order of the space."""
+    """Return a mask of one slot, in any form, as bool [choices] in the order of the space.
+
+    Raises ValueError where a value is neither 0 nor 1.
+    """
     flat: NDArray[np.bool_] = _joined(space, given, 1)[0]
     return flat
 
@@ -120,7 +129,18 @@ def _joined(space: Space, given: Any, slots: int) -> NDArray[np.bool_]:
         return np.concatenate([np.zeros((slots, 0), np.bool_), *pieces], 1)
     if isinstance(given, tuple | list):
         return np.concatenate([_joined(space, one, slots) for one in given], 1)
-    return np.asarray(given).reshape(slots, -1).astype(np.bool_)
+    return _truth(np.asarray(given)).reshape(slots, -1)
+
+
+def _truth(mask: Array) -> NDArray[np.bool_]:
+    if mask.dtype == np.bool_:
+        return mask
+    allowed: NDArray[np.bool_] = mask == 1
+    wrong = ~(allowed | (mask == 0))
+    if wrong.any():
+        # A mask that is added to logits has 0 where an action is allowed.
+        raise ValueError(f"a mask holds {mask[wrong][0]}; use 1 where an action is allowed, else 0")
+    return allowed
 
 
 # ---- What the learner is given as reward: the wrappers of `environment.reward` over what the environment

@@ -14,7 +14,6 @@ observation to act on. A slot whose step failed (`FAILED`) is reset: the step is
 False), and its episode is dropped (`lost`). Waits only for the environment; its errors pass through.
 """
 
-import copy
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +21,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+from gymnasium import spaces as gym_spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from penstock.actor.acting.masks import Masks
@@ -86,6 +87,7 @@ class Stepper:
         self._masks = masks
         self.slots = int(environment.num_envs)
         self._space = observation_space
+        self._action_space = batch_space(environment.single_action_space, self.slots)
         self._nested = isinstance(observation_space, Dict | Tuple)
         self._paths = [path for path, _ in leaves(observation_space, OBSERVATION)]
         self._resetting: NDArray[np.bool_] | None = None
@@ -104,8 +106,7 @@ class Stepper:
         return first
 
     def step(self, action: Any) -> Stepped:
-        # A copy: what an environment writes in its action is not what the policy chose.
-        own = action.copy() if isinstance(action, np.ndarray) else copy.deepcopy(action)
+        own = _typed(self._action_space, action)
         observation, reward, terminated, truncated, infos = self.environment.step(own)
         slots = np.logical_or(terminated, truncated).nonzero()[0]
         flat = self._flat(observation, infos)
@@ -210,6 +211,11 @@ class Stepper:
 
     def _final(self, infos: dict[str, Any], slots: NDArray[np.intp]) -> Observation:
         """Stack `infos["final_obs"]`, an object array of single observations, by path, with their masks."""
+        if "final_obs" not in infos:
+            raise ConfigurationError(
+                f"{self.environment}: an episode ended without infos['final_obs'], which "
+                "AutoresetMode.SAME_STEP promises; return it, or set environment.vectorise='sync'"
+            )
         final = infos["final_obs"]
         masks = {} if self._masks is None else self._masks.last(final, infos.get("final_info", {}), slots)
         if not self._nested:
@@ -229,6 +235,17 @@ def autoreset_mode(environment: VectorEnv[Any, Any, Any]) -> AutoresetMode:
             f"{environment}: metadata['autoreset_mode']={mode!r}: not one of {known}; "
             "set it in the environment's metadata, or environment.vectorise='sync'"
         ) from None
+
+
+def _typed(space: gym_spaces.Space[Any], action: Any) -> Any:
+    """Copy an action, since the environment may write in it, in the dtypes of its space."""
+    match space:
+        case gym_spaces.Dict():
+            return {key: _typed(part, action[key]) for key, part in space.spaces.items()}
+        case gym_spaces.Tuple():
+            return tuple(_typed(part, one) for part, one in zip(space.spaces, action, strict=True))
+        case _:
+            return np.array(action, space.dtype)
 
 
 def _rows(observation: Observation, slots: NDArray[np.intp]) -> dict[str, Array]:

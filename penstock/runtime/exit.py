@@ -18,6 +18,11 @@ class Fatal(Exception):
     """Ends the process with exit 1; its text is the last line on stderr."""
 
 
+def one_line(text: object) -> str:
+    """Return a text without its line breaks: who reads the last line reads the whole cause."""
+    return " ".join(line.strip() for line in str(text).splitlines()).strip()
+
+
 class NoAnswer(Fatal):
     """A service gave no answer: it may have done what it was called for."""
 

@@ -38,6 +38,7 @@ from penstock.runtime.exit import (
     EXIT_USAGE,
     Fatal,
     RunFailed,
+    one_line,
 )
 from penstock.runtime.health import announce_end
 
@@ -266,7 +267,7 @@ def leave(code: int) -> NoReturn:
 def _last_line(text: str, code: int) -> int:
     # On a full disk the line is lost, and the exit code remains.
     with suppress(OSError):
-        sys.stderr.write(text.rstrip("\n") + "\n")
+        sys.stderr.write(one_line(text) + "\n")
         sys.stderr.flush()
     return code
 

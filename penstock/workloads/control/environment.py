@@ -16,6 +16,7 @@ from penstock.config.workload import module_of, moved
 from penstock.protocol import spaces as wire_spaces
 from penstock.protocol.limits import MAX_MESSAGE_BYTES
 from penstock.protocol.spaces import Dict, Space
+from penstock.runtime.exit import one_line
 from penstock.runtime.health import note_made
 from penstock.workloads.control import atari, envpool_tasks
 from penstock.workloads.control.slot import Slot
@@ -33,7 +34,7 @@ def to_space(field: str, space: gym_spaces.Space) -> Space:  # type: ignore[type
         case gym_spaces.MultiDiscrete():
             if space.nvec.ndim != 1 or space.start.any():
                 raise ConfigurationError(
-                    f"{field}={space}: one axis that starts at 0 is supported; wrap the environment"
+                    f"{field}={one_line(space)}: one axis that starts at 0 is supported; wrap the environment"
                 )
             return wire_spaces.MultiDiscrete(tuple(int(n) for n in space.nvec))
         case gym_spaces.MultiBinary() if len(space.shape) == 1:
@@ -47,8 +48,9 @@ def to_space(field: str, space: gym_spaces.Space) -> Space:  # type: ignore[type
             )
         case _:
             raise ConfigurationError(
-                f"{field}={space}: not supported; use Box, Discrete, MultiDiscrete, MultiBinary of one axis "
-                "(such as MultiBinary(6)), Dict or Tuple (a wrapper of gymnasium.wrappers may convert it)"
+                f"{field}={one_line(space)}: not supported; use Box, Discrete, MultiDiscrete, MultiBinary "
+                "of one axis (such as MultiBinary(6)), Dict or Tuple (a wrapper of gymnasium.wrappers may convert "
+                "it)"
             )
 
 
@@ -61,7 +63,7 @@ def _box(field: str, space: gym_spaces.Box) -> Space:
     try:
         return wire_spaces.Box(space.low.copy(), space.high.copy())
     except ValueError as error:
-        raise ConfigurationError(f"{field}={space}: {error}") from error
+        raise ConfigurationError(f"{field}={one_line(space)}: {error}") from error
 
 
 def _key(field: str, key: object) -> str:
@@ -185,12 +187,11 @@ def _vectoriser(section: EnvironmentSection, spec: EnvSpec) -> str:
         raise ConfigurationError(
             f"environment.vectorise='vector': {section.id} has no vector entry point; use 'auto' or 'sync'"
         )
-    if section.vectorise in ("sync", "async") and spec.entry_point is None:
+    if section.vectorise == "async" and spec.entry_point is None:
         raise ConfigurationError(
-            f"environment.vectorise={section.vectorise!r}: {section.id} has only a vector entry point; "
-            "use 'vector'"
+            f"environment.vectorise='async': {section.id} has only a vector entry point; use 'vector'"
         )
-    if section.vectorise == "auto":
+    if section.vectorise == "auto" or spec.entry_point is None:
         return "vector" if has_vector else "sync"
     return section.vectorise
 
@@ -220,5 +221,11 @@ def _make_vec(
         return gymnasium.make_vec(section.id, count, mode, vector_kwargs=options, **arguments)
     except (TypeError, gymnasium.error.Error, ImportError) as error:
         raise ConfigurationError(
-            f"environment.id={section.id!r} environment.kwargs={section.kwargs!r}: cannot be made: {error}"
+            f"environment.id={section.id!r}: cannot be made with {_stated(section)}: {one_line(error)}"
         ) from error
+
+
+def _stated(section: EnvironmentSection) -> str:
+    limit = section.max_episode_steps
+    stated = f"environment.kwargs={section.kwargs!r}"
+    return stated if limit is None else f"{stated} environment.max_episode_steps={limit}"

@@ -136,7 +136,8 @@ class Slot(gymnasium.Wrapper[Any, Any, Any, Any]):
         try:
             return {self._mask_key: flat_mask(self._masked_space, given)}
         except (TypeError, ValueError, KeyError) as error:
-            self._refuse(method, given, f"give a mask of the action space as info[{self._mask_key!r}]", error)
+            key = self._mask_key
+            self._refuse(method, given, f"info[{key!r}] is no mask of the action space ({error})", error)
 
     def _number(self, what: str, value: Any) -> float:
         array = np.asarray(value)

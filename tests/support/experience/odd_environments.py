@@ -128,6 +128,32 @@ class MaskInObservation(Odd):
         return super().step(action)
 
 
+class AdditiveMask(Odd):
+    def info(self) -> dict[str, Any]:
+        return {"action_mask": np.array([-np.inf, 0.0])}
+
+
+STRICT: Final = (
+    spaces.Discrete(2, dtype=np.int32),
+    spaces.Discrete(3, start=-1, dtype=np.int8),
+    spaces.MultiDiscrete([2, 3], dtype=np.uint8),
+    spaces.MultiBinary(3),
+    spaces.Box(-1.0, 1.0, (2,), np.float32),
+    spaces.Dict({"b": spaces.Discrete(2, dtype=np.int16), "a": spaces.Box(0.0, 1.0, (1,), np.float16)}),
+    spaces.Tuple((spaces.Discrete(2, dtype=np.uint8), spaces.MultiBinary(2))),
+)
+
+
+class StrictAboutActions(Odd):
+    def __init__(self, which: int) -> None:
+        super().__init__()
+        self.action_space = STRICT[which]
+
+    def step(self, action: Any) -> Any:
+        assert self.action_space.contains(action), f"{action!r} is not in {self.action_space}"
+        return self.shown(), 1.0, False, False, {}
+
+
 class RaisesForTheForbidden(Odd):
     def info(self) -> dict[str, Any]:
         return {"action_mask": np.array([False, True])}
@@ -313,9 +339,10 @@ REFUSED: Final = {
     RewardsOfTwo: "step returned ndarray .*reward must be one number",
     OtherShape: "reset returned ndarray .*shape \\(3,\\) and not \\(2,\\)",
     LacksAKey: "reset returned dict .*lacks \\['b'\\]",
+    AdditiveMask: "reset returned ndarray .*no mask of the action space \\(a mask holds -inf; use 1",
     AlwaysRaises: "step: RuntimeError: no licence \\(5 failures in a row\\)",
 }
-MASKED: Final = (MaskAsList, MaskOfWholeNumbers, MaskInObservation, RaisesForTheForbidden)
+MASKED: Final = (AdditiveMask, MaskAsList, MaskOfWholeNumbers, MaskInObservation, RaisesForTheForbidden)
 
-for _kind in (*TRAINS, *REFUSED):
+for _kind in (*TRAINS, *REFUSED, StrictAboutActions):
     gymnasium.register(f"{_kind.__name__}-v0", f"{__name__}:{_kind.__name__}")

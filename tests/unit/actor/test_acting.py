@@ -206,6 +206,17 @@ def test_a_mask_of_the_wrong_size_is_refused_with_both_sizes() -> None:
         Masks("m", Discrete(3), SLOTS).read(np.zeros(SLOTS), {"m": np.ones((SLOTS, 4))})
 
 
+@pytest.mark.parametrize("value", [-np.inf, -1e9, np.nan, 2.0, -1])
+@pytest.mark.parametrize("place", ["info", "observation", "object"])
+def test_a_mask_that_holds_neither_0_nor_1_is_refused(value: float, place: str) -> None:
+    """Among them masks that are added to logits: 0 where an action is allowed."""
+    given: Any = np.array([[0.0, value, value]] * SLOTS)
+    given = in_slots(*given) if place == "object" else given
+    masks, key = Masks("m", Discrete(3), SLOTS), {"m": given}
+    with pytest.raises(Fatal, match=r"environment.mask_key='m': a mask holds .*; use 1 where .* allowed"):
+        masks.read(*((key, {}) if place == "observation" else (np.zeros(SLOTS), key)))
+
+
 HERE = __name__
 DISCOUNT = 0.5
 STEPS = 7

@@ -5,12 +5,14 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_space
 
 from penstock.actor.acting.masks import Masks
 from penstock.actor.acting.stepper import Stepper
@@ -107,6 +109,68 @@ def test_an_error_of_this_package_passes(method: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(odd.Odd, method, refuse)
     with pytest.raises(ConfigurationError, match="not here"):
         played(stepper_of(odd.SameArrayAgain))
+
+
+def widened(action: Any) -> Any:
+    """The action as policies store it: int64 and float32, whatever the space has."""
+    if isinstance(action, dict):
+        return {key: widened(part) for key, part in action.items()}
+    if isinstance(action, tuple):
+        return tuple(map(widened, action))
+    return action.astype(np.int64 if action.dtype.kind in "iub" else np.float32)
+
+
+@pytest.mark.parametrize("which", range(len(odd.STRICT)), ids=lambda which: str(odd.STRICT[which]))
+def test_an_action_has_the_dtype_of_its_space(which: int) -> None:
+    stepper = stepper_of(odd.StrictAboutActions, kwargs={"which": which})
+    stepper.reset(range(SLOTS))
+    for _ in range(3):
+        stepped = stepper.step(widened(stepper.environment.action_space.sample()))
+        assert stepped.lost is None
+        assert stepped.reward.tolist() == [1.0] * SLOTS
+    stepper.close()
+
+
+class OnlyAVector(gymnasium.vector.VectorEnv[Any, Any, Any]):
+    """Without a form of its own for one environment. Its episodes end without their last observation."""
+
+    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.SAME_STEP}
+
+    def __init__(self, num_envs: int) -> None:
+        self.num_envs = num_envs
+        self.single_observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
+        self.single_action_space = gymnasium.spaces.Discrete(2)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return np.zeros((self.num_envs, 2), np.float32), {}
+
+    def step(self, actions: Any) -> Any:
+        ends, none = np.ones(self.num_envs, np.bool_), np.zeros(self.num_envs, np.bool_)
+        return np.zeros((self.num_envs, 2), np.float32), np.ones(self.num_envs), ends, none, {}
+
+
+gymnasium.register("OnlyAVector-v0", vector_entry_point=f"{__name__}:OnlyAVector")
+
+
+@pytest.mark.parametrize("evaluation", [False, True])
+def test_an_environment_that_is_a_vector_alone_is_made_and_held_to_its_form(*, evaluation: bool) -> None:
+    section = EnvironmentSection(id=f"{__name__}:OnlyAVector-v0", count=SLOTS)
+    section = section.for_evaluation() if evaluation else section
+    stepper = Stepper(control.make(section, SLOTS, 0), control.spaces(section)[0])
+    stepper.reset([0])
+    with pytest.raises(ConfigurationError, match=r"without infos\['final_obs'\].*vectorise='sync'"):
+        stepper.step(np.zeros(SLOTS, np.int64))
+    limited = section.model_copy(update={"max_episode_steps": 3})
+    with pytest.raises(ConfigurationError, match=r"environment.max_episode_steps=3: .*max_episode_steps"):
+        control.make(limited, SLOTS, 0)
+
+
+def test_a_space_of_several_lines_is_refused_in_one() -> None:
+    space = gymnasium.spaces.MultiDiscrete([[2, 3], [4, 5]])
+    with pytest.raises(ConfigurationError, match=r"^action_space=MultiDiscrete\(\[\[2 3\] \[4 5\]\]\)"):
+        control.to_space("action_space", space)
 
 
 def test_an_episode_with_a_failed_step_is_dropped_and_the_next_is_counted_from_zero() -> None:
