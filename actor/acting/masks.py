@@ -133,8 +133,6 @@ def _joined(space: Space, given: Any, slots: int) -> NDArray[np.bool_]:
 
 
 def _truth(mask: Array) -> NDArray[np.bool_]:
-    if mask.dtype == np.bool_:
-        return mask
     allowed: NDArray[np.bool_] = mask == 1
     wrong = ~(allowed | (mask == 0))
     if wrong.any():

@@ -49,8 +49,8 @@ def to_space(field: str, space: gym_spaces.Space) -> Space:  # type: ignore[type
         case _:
             raise ConfigurationError(
                 f"{field}={one_line(space)}: not supported; use Box, Discrete, MultiDiscrete, MultiBinary "
-                "of one axis (such as MultiBinary(6)), Dict or Tuple (a wrapper of gymnasium.wrappers may convert "
-                "it)"
+                "of one axis (such as MultiBinary(6)), Dict or Tuple (a wrapper of gymnasium.wrappers may "
+                "convert it)"
             )
 
 

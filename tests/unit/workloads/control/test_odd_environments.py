@@ -5,7 +5,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -134,9 +134,8 @@ def test_an_action_has_the_dtype_of_its_space(which: int) -> None:
 class OnlyAVector(gymnasium.vector.VectorEnv[Any, Any, Any]):
     """Without a form of its own for one environment. Its episodes end without their last observation."""
 
-    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.SAME_STEP}
-
     def __init__(self, num_envs: int) -> None:
+        self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
         self.num_envs = num_envs
         self.single_observation_space = gymnasium.spaces.Box(-1.0, 1.0, (2,), np.float32)
         self.single_action_space = gymnasium.spaces.Discrete(2)
@@ -168,7 +167,7 @@ def test_an_environment_that_is_a_vector_alone_is_made_and_held_to_its_form(*, e
 
 
 def test_a_space_of_several_lines_is_refused_in_one() -> None:
-    space = gymnasium.spaces.MultiDiscrete([[2, 3], [4, 5]])
+    space = gymnasium.spaces.MultiDiscrete(np.array([[2, 3], [4, 5]]))
     with pytest.raises(ConfigurationError, match=r"^action_space=MultiDiscrete\(\[\[2 3\] \[4 5\]\]\)"):
         control.to_space("action_space", space)
 

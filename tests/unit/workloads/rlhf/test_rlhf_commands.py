@@ -286,7 +286,7 @@ def test_an_export_opens_without_its_run_wherever_it_is_moved_to(
     shutil.rmtree(run)
     assert made.version is not None
     assert RewardModel.load(Path(made.version.reward_model_path)).score(samples).values == scored
-    moved = shutil.move(Path(made.version.model_path).parent, tmp_path / "elsewhere")
+    moved = Path(shutil.move(Path(made.version.model_path).parent, tmp_path / "elsewhere"))
     assert RewardModel.load(moved / "reward_model").score(samples).values == scored
     assert str(tmp_path) not in "".join(file.read_text() for file in moved.rglob("adapter_config.json"))
     monkeypatch.chdir(moved)
