@@ -15,7 +15,7 @@ from penstock.workloads.language.pretraining import tiny_models
 from penstock.workloads.language.prompt import Message
 from penstock.workloads.language.reward.reward_model import open_source
 from penstock.workloads.language.reward.reward_source import Sample
-from penstock.workloads.language.tokenizer import Tokenizer, load_tokenizer
+from penstock.workloads.language.tokenizer import Tokenizer, end_ids, load_tokenizer
 
 Observation = NDArray[np.int64]
 
@@ -68,6 +68,7 @@ class ChatEnvironment(gymnasium.Env[Observation, np.int64]):
             self._encoder = ChatEncoder(self._tokenizer)
         except ValueError as error:
             raise ConfigurationError(f"environment.kwargs.tokenizer: {error}") from error
+        self._ends = end_ids(self._tokenizer)
         self._max_length, self._turns, self._turn_tokens = max_length, turns, turn_tokens
         self._taste = taste_of(taste)
         self._people = population(PEOPLE, seed=0, taste=self._taste)
@@ -100,7 +101,7 @@ class ChatEnvironment(gymnasium.Env[Observation, np.int64]):
         token = int(action)
         self._ids.append(token)
         self._answer.append(token)
-        is_end = token == self._tokenizer.eos_token_id
+        is_end = token in self._ends
         is_full = len(self._ids) == self._max_length
         if not (is_end or is_full or len(self._answer) == self._turn_tokens):
             return self._observe(), 0.0, False, False, self._info()
@@ -129,7 +130,7 @@ class ChatEnvironment(gymnasium.Env[Observation, np.int64]):
     def _ask(self, before: tuple[Message, ...], last: int) -> bool:
         """Append the person's next message; False where it does not fit."""
         new = Message("user", draw_next_prompt(self.np_random, before[-1].content))
-        follow = self._encoder.follow(before, last, [new])
+        follow = self._encoder.follow(before, last, [new], said=self._messages[-1].content)
         if len(self._ids) + len(follow) >= self._max_length:
             return False
         self._ids += follow

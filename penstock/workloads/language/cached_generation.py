@@ -15,18 +15,18 @@ from torch import Tensor
 from torch.nn import functional
 from transformers.cache_utils import Cache, DynamicLayer
 
-from penstock.workloads.language.tokenizer import Tokenizer
+from penstock.workloads.language.tokenizer import Tokenizer, end_ids
 
 
 @dataclass(frozen=True, slots=True)
 class Generated:
     """Responses to N prompts, padded on the right to the longest of L tokens.
 
-    tokens: int64 [N, L], the response's own, `<eos>` last where it ended with one.
+    tokens: int64 [N, L], the response's own, an end token last where it ended with one.
     log_prob: float32 [N, L], 0 behind the end.
     lengths: int64 [N].
-    ended: bool [N], with `<eos>`.
-    whole: bool [N], with `<eos>` or at the limit of tokens; false: generation was stopped before.
+    ended: bool [N], with an end token.
+    whole: bool [N], with an end token or at the limit of tokens; false: generation was stopped before.
     """
 
     tokens: NDArray[np.int64]
@@ -203,10 +203,14 @@ def left_padded(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.dev
 class CachedGeneration:
     """Generates with a key-value cache and the model's current weights."""
 
-    def __init__(self, model: Any, *, eos_id: int, pad_id: int) -> None:
-        """model: any causal language model of transformers, with or without an adapter."""
-        self._model, self._eos, self._pad = model, eos_id, pad_id
+    def __init__(self, model: Any, *, end_ids: Sequence[int], pad_id: int) -> None:
+        """model: any causal language model of transformers, with or without an adapter.
+
+        end_ids: tokens of which each ends a response.
+        """
+        self._model, self._pad = model, pad_id
         self._device: torch.device = model.device
+        self._ends = torch.tensor(list(end_ids), device=self._device)
         self._random = torch.Generator(self._device)
 
     def seed(self, seed: int) -> None:
@@ -249,7 +253,7 @@ class CachedGeneration:
             tokens[rows, step] = torch.where(alive, newest, self._pad)
             log_prob[rows, step] = log_probs.gather(1, newest[:, None])[:, 0] * alive
             step += 1
-            done = alive & (newest == self._eos)
+            done = alive & torch.isin(newest, self._ends)
             lengths[rows[done]] = step
             ended[rows[done]] = True
             alive = alive & ~done
@@ -284,4 +288,4 @@ def make_backend(policy: Any, tokenizer: Tokenizer, device: str) -> CachedGenera
     device: as torch names it, or "auto": a GPU where there is one.
     """
     policy.to(device_of(device))
-    return CachedGeneration(policy.network, eos_id=tokenizer.eos_token_id, pad_id=tokenizer.pad_token_id)
+    return CachedGeneration(policy.network, end_ids=end_ids(tokenizer), pad_id=tokenizer.pad_token_id)

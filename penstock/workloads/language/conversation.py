@@ -1,7 +1,7 @@
 """A conversation as token ids: the chat template, open conversations, and columns of finished ones.
 
-Sampled tokens are never tokenised again: `follow` renders the messages with a mark in place of the answer,
-and tokenises only the text behind the mark. A template that renders earlier messages differently once others
+Sampled tokens are never tokenised again: `follow` renders the messages with a mark behind the answer, and
+tokenises only the text behind the mark. A template that renders earlier messages differently once others
 follow them (some leave out thoughts) cannot be continued.
 """
 
@@ -10,18 +10,24 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
-from jinja2 import TemplateError
 
 from penstock.config.settings import ConfigurationError
 from penstock.protocol.fragment import Fragment, WeightSpan
 from penstock.protocol.messages import Episode
 from penstock.protocol.schema import FragmentSchema
 from penstock.runtime.health import Health
-from penstock.workloads.language.prompt import Message, plain
-from penstock.workloads.language.tokenizer import Tokenizer
+from penstock.workloads.language.prompt import Message
+from penstock.workloads.language.tokenizer import (
+    OF_ANSWERS,
+    ChatTemplate,
+    Tokenizer,
+    Tools,
+    end_ids,
+    new_mark,
+)
 from penstock.workloads.plugin import acting
 from penstock.workloads.plugin.acting import GENERATING, LocalPolicy, Run
 from penstock.workloads.plugin.fragments import (
@@ -32,11 +38,6 @@ from penstock.workloads.plugin.fragments import (
     learner_reward,
     make,
 )
-
-_MARK: Final = "⟦answer⟧"
-
-Tools = Sequence[dict[str, Any]]
-"""Functions that the model may call, in the form {"type": "function", "function": {…}}."""
 
 
 class NotContinued(ValueError):
@@ -53,17 +54,16 @@ class ForeignWord(ValueError):
 
 
 class ChatEncoder:
-    """Used by one thread at a time; raises ValueError for a tokenizer without a chat template."""
+    """Used by one thread at a time; raises ValueError as `ChatTemplate`."""
 
     def __init__(self, tokenizer: Tokenizer, words: Collection[str] | None = None) -> None:
         """words: the words that messages may hold, separated by blanks; None: any text."""
-        if tokenizer.chat_template is None:
-            raise ValueError(
-                "the tokenizer has no chat template: set tokenizer.chat_template and save it with the model"
-            )
-        self._tokenizer = tokenizer
+        self._tokenizer, self._template = tokenizer, ChatTemplate(tokenizer)
         self._words = None if words is None else frozenset(words)
-        self._controls = sorted(set(tokenizer.all_special_tokens) | set(tokenizer.get_added_vocab()))
+        self._ends = end_ids(tokenizer)
+        ends = tokenizer.convert_ids_to_tokens(self._ends)
+        self._controls = sorted({*self._template.controls, *ends})
+        self.end_id = self._template.end_id
 
     def begin(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
         """Return the ids of a prompt that ends where the assistant begins.
@@ -71,32 +71,40 @@ class ChatEncoder:
         Raises ValueError for texts with control tokens, and for messages that the template does not take.
         """
         self._check(messages, tools)
-        return self._ids(self._render(messages, tools, opens=True))
+        return self._ids(self._checked(messages, tools)[1])
 
     def follow(
-        self, before: Sequence[Message], last_id: int, new: Sequence[Message], tools: Tools = ()
+        self,
+        before: Sequence[Message],
+        last_id: int,
+        new: Sequence[Message],
+        tools: Tools = (),
+        *,
+        said: str = "",
     ) -> list[int]:
         """Return the ids between an answer's last token and the next answer.
 
-        before: the messages that the answer answered. last_id: its last token, which may be the end token.
-        new: the messages after it, at least one. Raises NotContinued, and ValueError as `begin`.
+        before: the messages that the answer answered. last_id: its last token, which may be an end token.
+        new: the messages after it, at least one. said: the text of the answer. Raises NotContinued, and
+        ValueError as `begin`.
         """
         self._check(new, tools)
-        answered = [*before, Message("assistant", _MARK)]
-        whole = self._render([*answered, *new], tools, opens=True)
-        head, mark, tail = whole.partition(_MARK)
-        if not mark or not self._render(answered, tools, opens=False).startswith(head + mark):
+        mark = new_mark()
+        answered = [*before, Message("assistant", said + mark)]
+        head, tail = self._checked([*answered, *new], tools, mark)
+        if not self._template.render(answered, tools, opens=False).startswith(head + mark):
             raise NotContinued("messages: the chat template changes earlier messages when others follow them")
-        end = self._tokenizer.eos_token
-        if last_id == self._tokenizer.eos_token_id and tail.lstrip().startswith(end):
+        end = self._tokenizer.convert_ids_to_tokens(last_id)
+        if last_id in self._ends and tail.lstrip().startswith(end):
             tail = tail.lstrip().removeprefix(end)
         return self._ids(tail)
 
     def _check(self, messages: Sequence[Message], tools: Tools) -> None:
         """Raise ValueError for control tokens in texts, with which one role could pose as another."""
         for index, message in enumerate(messages):
+            own = OF_ANSWERS if message.role == "assistant" else ()
             for name, text in message.texts:
-                self._check_text(f"messages[{index}].{name}", text)
+                self._check_text(f"messages[{index}].{name}", text, own)
             if (known := self._words) is not None:
                 for word in message.content.split():
                     if word not in known:
@@ -107,24 +115,27 @@ class ChatEncoder:
             except RecursionError as error:
                 raise ValueError(f"tools[{index}]: is nested too deep: {error}") from error
 
-    def _check_text(self, name: str, text: str) -> None:
+    def _check_text(self, name: str, text: str, own: Collection[str] = ()) -> None:
         for control in self._controls:
-            if control in text:
+            if control in text and control not in own:
                 raise ValueError(
                     f"{name} holds {control!r}, which is a control token of the model: leave it out"
                 )
 
-    def _render(self, messages: Sequence[Message], tools: Tools, *, opens: bool) -> str:
-        try:
-            text: str = self._tokenizer.apply_chat_template(
-                [_with_objects(message) for message in plain(tuple(messages))],
-                tools=list(tools) or None,
-                tokenize=False,
-                add_generation_prompt=opens,
-            )
-        except (TemplateError, TypeError, RecursionError) as error:
-            raise ValueError(f"messages: the model's chat template does not take them: {error}") from error
-        return text
+    def _checked(self, messages: Sequence[Message], tools: Tools, mark: str = "") -> tuple[str, str]:
+        """Return the rendered messages up to the mark and behind it; raises ValueError as `begin`.
+
+        Escapes of JSON, and what a template cuts out, may make a control token that no text holds.
+        """
+        texts = [self._template.render(messages, tools, opens=True, harmless=one) for one in (False, True)]
+        (head, _, text), (_, _, harmless) = (one.partition(mark) if mark else ("", "", one) for one in texts)
+        for control in self._controls:
+            if control not in OF_ANSWERS and text.count(control) > harmless.count(control):
+                raise ValueError(
+                    f"messages, tools: the model's chat template makes {control!r}, a control token of the "
+                    "model, of their texts: leave it out"
+                )
+        return head, text
 
     def _ids(self, text: str) -> list[int]:
         try:
@@ -132,16 +143,6 @@ class ChatEncoder:
         except UnicodeEncodeError as error:
             raise ValueError(f"messages, tools: hold what is no Unicode text: {error.reason}") from error
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
-
-
-def _with_objects(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message for the template, with the arguments of tool calls as objects where they are JSON."""
-    for call in message.get("tool_calls", ()):
-        try:
-            call["function"]["arguments"] = json.loads(call["function"]["arguments"])
-        except (ValueError, RecursionError):
-            continue  # The model wrote no JSON: the template gets its text.
-    return message
 
 
 # ---- A conversation as a column: all its tokens in order; those of the assistant were sampled.
@@ -258,6 +259,8 @@ class LiveConversation:
         """Turns of the open column with a reward."""
         self.cuts: Counter[str] = Counter()
         """Number of columns that were cut, by reason."""
+        self.cut = ""
+        """Why the newest prompt does not continue the column before it; "": it does, or there was none."""
 
     @property
     def turns(self) -> int:
@@ -285,7 +288,7 @@ class LiveConversation:
             if why:
                 self.cuts[why] += 1
             self.end(terminated=False)
-        self.prompt, self.asked, self._tools = prompt, asked, tools
+        self.prompt, self.asked, self._tools, self.cut = prompt, asked, tools, why
         return prompt
 
     def answer(self, sampled: Sampled, message: Message) -> int:
@@ -364,7 +367,9 @@ class LiveConversation:
         if not self._turns or asked[:count] != self._messages or len(asked) == count or tools != self._tools:
             return None
         try:
-            new = self._encoder.follow(self._messages[:-1], self._ids[-1], asked[count:], tools)
+            *before, answer = self._messages
+            said = answer.content
+            new = self._encoder.follow(before, self._ids[-1], asked[count:], tools, said=said)
         except NotContinued:
             return None
         return (*self._ids, *new) if new else None

@@ -11,7 +11,7 @@ import copy
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
@@ -49,7 +49,7 @@ class Request:
     version: its adapter answers; 0: the base model. temperature, top_p: of the draw. seed: of the draw; None:
     the engine's generator. deterministic: take the most likely token. bias: added to the logits of token ids.
     presence_penalty, frequency_penalty: subtracted from the logits of tokens in the answer, once, and once
-    for each occurrence. end: the token that ends the answer; None: the engine's `<eos>`.
+    for each occurrence. end: the token that ends the answer; None: any of the engine's end tokens.
     """
 
     ids: tuple[int, ...]
@@ -198,13 +198,13 @@ class ContinuousEngine:
         self,
         loaded: LoadedPolicies,
         *,
-        eos_id: int,
+        end_ids: Sequence[int],
         pad_id: int,
         max_rows: int = 32,
         seed: int = 0,
         device: torch.device | None = None,
     ) -> None:
-        self._loaded, self._eos, self._pad, self._max_rows = loaded, eos_id, pad_id, max_rows
+        self._loaded, self._ends, self._pad, self._max_rows = loaded, end_ids, pad_id, max_rows
         self._device = device or torch.device("cpu")
         self._random = torch.Generator().manual_seed(seed)
         self._batches: dict[int, tuple[RunningBatch, list[_Row]]] = {}
@@ -321,7 +321,7 @@ class ContinuousEngine:
                 logits.append(batch.join(policy.network, [growing.request.ids for growing in joining]))
         rows += [_Row(growing, self._random) for growing in joining]
         for row, log_probs in zip(rows, torch.cat(logits).log_softmax(-1), strict=True):
-            row.take(log_probs, self._eos)
+            row.take(log_probs, self._ends)
         self._leave(version, batch, rows)
         return [row.growing for row in rows]
 
@@ -341,7 +341,7 @@ class _Row:
         self.growing, seed = growing, growing.request.seed
         self._random = shared if seed is None else torch.Generator().manual_seed(seed)
 
-    def take(self, log_probs: Tensor, eos_id: int) -> None:
+    def take(self, log_probs: Tensor, end_ids: Sequence[int]) -> None:
         """Draw the next token from log-probabilities [V]; a cancelled answer draws none."""
         growing, request = self.growing, self.growing.request
         if growing.is_cancelled:
@@ -361,7 +361,7 @@ class _Row:
             return
         growing.ids.append(token)
         growing.log_prob.append(log_prob)
-        if token == (eos_id if request.end is None else request.end):
+        if token in (end_ids if request.end is None else (request.end,)):
             growing.finish = "eos"
         elif len(growing.ids) == request.most:
             growing.finish = "length"
@@ -419,14 +419,15 @@ class TextEngine(Protocol):
 
 
 def open_engine(
-    name: str, policy: LanguagePolicy, *, eos_id: int, pad_id: int, max_rows: int, seed: int
+    name: str, policy: LanguagePolicy, *, end_ids: Sequence[int], pad_id: int, max_rows: int, seed: int
 ) -> TextEngine:
     """Return the engine of a name over a policy; it then owns the policy's network.
 
-    max_rows: answers that grow at once. seed: of its draws. The entry point of another package is called with
-    the same arguments. Raises ConfigurationError for an engine that is not installed or cannot be loaded.
+    end_ids: tokens of which each ends an answer. max_rows: answers that grow at once. seed: of its draws. The
+    entry point of another package is called with the same arguments. Raises ConfigurationError for an engine
+    that is not installed or cannot be loaded.
     """
-    own: dict[str, Any] = {"eos_id": eos_id, "pad_id": pad_id, "max_rows": max_rows, "seed": seed}
+    own: dict[str, Any] = {"end_ids": end_ids, "pad_id": pad_id, "max_rows": max_rows, "seed": seed}
     if name == OWN:
         return ContinuousEngine(LoadedPolicies(policy), **own, device=policy.device)
     offered = {point.name: point for point in entry_points(group=GROUP)}

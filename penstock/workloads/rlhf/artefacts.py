@@ -20,7 +20,7 @@ from penstock.config.settings import ActorSection, Settings
 from penstock.protocol.specification import RunSpecification
 from penstock.runtime.output_file import replace_file
 from penstock.workloads.language.cached_generation import make_backend
-from penstock.workloads.language.tokenizer import Encoder, load_tokenizer
+from penstock.workloads.language.tokenizer import Encoder, end_ids, load_tokenizer, without_end
 from penstock.workloads.plugin import acting
 from penstock.workloads.rlhf.environment import language
 from penstock.workloads.rlhf.preparation import BASE_MODEL, FEEDBACK, REWARD_MODEL
@@ -115,7 +115,7 @@ def _generation(settings: Settings, tokenizer: Any) -> Any:
         top_p=1.0,
         top_k=0,
         max_new_tokens=language(settings.environment).response_tokens,
-        eos_token_id=tokenizer.eos_token_id,
+        eos_token_id=end_ids(tokenizer),
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=tokenizer.bos_token_id,
     )
@@ -158,8 +158,8 @@ def _write_json(file: Path, content: Any) -> None:
 class Answer:
     """A response.
 
-    tokens: its ids, with `<eos>`. log_prob: of all its tokens together, in nats. ended: whether it has
-    `<eos>`.
+    tokens: its ids, with the end token. log_prob: of all its tokens together, in nats. ended: whether it has
+    one.
     """
 
     prompt: str
@@ -192,6 +192,7 @@ def generate(
     backend.seed(seed)
     made = backend.generate(rows, most, deterministic=deterministic)
     ids = [made.response(row) for row in range(len(rows))]
-    texts = tokenizer.batch_decode(ids, skip_special_tokens=True)
+    ends = end_ids(tokenizer)
+    texts = [tokenizer.decode(without_end(one, ends), skip_special_tokens=True) for one in ids]
     parts = zip(prompts, texts, ids, made.log_prob.sum(1).tolist(), made.ended.tolist(), strict=True)
     return [Answer(*part) for part in parts]

@@ -43,7 +43,13 @@ from penstock.workloads.language.reward.reward_source import (
     Unavailable,
 )
 from penstock.workloads.language.settings import quieten
-from penstock.workloads.language.tokenizer import Encoder, Tokenizer, load_tokenizer
+from penstock.workloads.language.tokenizer import (
+    Encoder,
+    Tokenizer,
+    end_ids,
+    load_tokenizer,
+    without_end,
+)
 from penstock.workloads.plugin import acting
 from penstock.workloads.plugin.acting import GENERATING, Played, Playing, Run
 from penstock.workloads.rlhf.environment import language
@@ -188,7 +194,7 @@ class RewardScorer:
         self, source: RewardSource, tokenizer: Tokenizer, *, reads_tokens: bool, standardise: bool
     ) -> None:
         """reads_tokens: the source uses this tokenizer. standardise: see `Language.standardise`."""
-        self._source, self._tokenizer = source, tokenizer
+        self._source, self._tokenizer, self._ends = source, tokenizer, end_ids(tokenizer)
         self._caller = ComputePool(1, "rewards")
         self._reads_tokens, self._standardise = reads_tokens, standardise
 
@@ -197,7 +203,7 @@ class RewardScorer:
     ) -> Rewards | None:
         """Return the rewards of complete responses; None where `is_over` before an answer. Raises Fatal.
 
-        responses: token ids, with `<eos>` where a response ended with it.
+        responses: token ids, with the end token where a response ended with one.
         """
         samples = [self._sample(one, ids) for one, ids in zip(asked, responses, strict=True)]
         while True:
@@ -222,12 +228,15 @@ class RewardScorer:
         self._caller.shutdown()
 
     def _sample(self, asked: PromptTokens, ids: tuple[int, ...]) -> Sample:
+        said = without_end(ids, self._ends)
+        # A reward model has learned from rows that end with `<eos>`.
+        row = ids if len(said) == len(ids) else (*said, self._tokenizer.eos_token_id)
         return Sample(
             prompt=asked.prompt,
-            response=self._tokenizer.decode(ids, skip_special_tokens=True),
+            response=self._tokenizer.decode(said, skip_special_tokens=True),
             prompt_ids=asked.ids if self._reads_tokens else (),
-            response_ids=ids if self._reads_tokens else (),
-            cut_short=ids[-1] != self._tokenizer.eos_token_id,
+            response_ids=row if self._reads_tokens else (),
+            cut_short=row is ids,
         )
 
 

@@ -129,7 +129,7 @@ class ThinkingModel:
 
     def __init__(self, network: Any, layout: Layout) -> None:
         self.network, self.layout = network, layout
-        self._generation = CachedGeneration(network, eos_id=layout.end, pad_id=layout.pad)
+        self._generation = CachedGeneration(network, end_ids=(layout.end,), pad_id=layout.pad)
 
     def seed(self, seed: int) -> None:
         self._generation.seed(seed)

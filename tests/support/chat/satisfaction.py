@@ -246,7 +246,7 @@ class Speaker:
         self.network, self.tokenizer = network.eval(), tokenizer
         self.encoder = Encoder(tokenizer, MAX_TOKENS)
         self._backend = CachedGeneration(
-            network, eos_id=tokenizer.eos_token_id, pad_id=tokenizer.pad_token_id
+            network, end_ids=(tokenizer.eos_token_id,), pad_id=tokenizer.pad_token_id
         )
         self._backend.seed(seed)
 

@@ -197,7 +197,7 @@ class TextStand:
         self.section, self.now_s = ServingSection(**serving), 0.0
         self.base, self.weights = base, dict[int, Weights]()
         self.specification, policy = specification(), policy_of(base)
-        self.engine = ContinuousEngine(LoadedPolicies(policy), eos_id=EOS, pad_id=PAD, seed=3)
+        self.engine = ContinuousEngine(LoadedPolicies(policy), end_ids=(EOS,), pad_id=PAD, seed=3)
         now = lambda: self.now_s  # noqa: E731 - two uses
         self.withdrawn: list[tuple[int, str]] = []
         monitor = CanaryMonitor(

@@ -252,7 +252,7 @@ def _row(one: Conversation, encoder: ChatEncoder, tokenizer: Tokenizer, max_toke
         if message.role != "assistant":
             continue
         new = messages[begun:place]
-        end = tokenizer.eos_token_id
+        end = encoder.end_id
         context = encoder.follow(answered, end, new) if answered else encoder.begin(new)
         answer = [*tokenizer(message.content, add_special_tokens=False)["input_ids"], end]
         if len(ids) + len(context) + len(answer) > max_tokens:

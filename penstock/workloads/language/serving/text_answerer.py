@@ -21,7 +21,7 @@ from penstock.workloads.language.guard import BUILT_IN, Direction, Guard, HeldTe
 from penstock.workloads.language.prompt import Message, ToolCall
 from penstock.workloads.language.serving.text_request import TextAnswer, TextReply, TextRequest, Thought
 from penstock.workloads.language.settings import GuardSection
-from penstock.workloads.language.tokenizer import Tokenizer
+from penstock.workloads.language.tokenizer import Tokenizer, end_ids
 from penstock.workloads.plugin.serving import (
     Answered,
     Choice,
@@ -85,7 +85,8 @@ _BYTE: Final = re.compile(r"<0x[0-9A-F]{2}>")
 class AnswerText:
     """The text of an answer, which grows token by token.
 
-    stops: texts that end it. begins_with: its beginning, which the request has set.
+    stops: texts that end it. ends: tokens that end it, which have no text. begins_with: its beginning, which
+    the request has set.
     """
 
     def __init__(
@@ -93,25 +94,32 @@ class AnswerText:
         tokenizer: Tokenizer,
         *,
         stops: Sequence[str] = (),
+        ends: Sequence[int] = (),
         begins_with: str = "",
         holds_calls: bool = False,
     ) -> None:
         """holds_calls: whether text that may be a tool call is held back."""
         self._tokenizer, self._stops, self._begin = tokenizer, tuple(stops), begins_with
+        self._ends = frozenset(ends)
         self._held = (*self._stops, OPENING) if holds_calls else self._stops
         self._ids: list[int] = []
         self._shown, self._settled = 0, len(begins_with)
         self.text = begins_with
         self.is_stopped = False
         self.tokens: list[str] = []
-        """Text that each token added."""
+        """Text that each token added; a character is of the token with its last byte."""
+        self._told = len(begins_with)
 
     def add(self, token: int) -> None:
         """Add a token; once a text of `stops` is complete, `text` ends before it and `is_stopped` is set."""
+        if token in self._ends:
+            self.tokens.append(self.text[self._told :])
+            return
         self._ids.append(token)
-        before = self.text
         written = self._begin + self._tokenizer.decode(self._ids, skip_special_tokens=True)
-        self.tokens.append(written[len(before) :] if written.startswith(before) else "")
+        whole = len(written.rstrip(_UNFINISHED))
+        self.tokens.append(written[self._told : whole])
+        self._told = max(self._told, whole)
         if not _BYTE.fullmatch(str(self._tokenizer.convert_ids_to_tokens(token))):
             self._settled = len(written)
         found = [place for stop in self._stops if (place := written.find(stop)) >= 0]
@@ -257,6 +265,7 @@ class TextAnswerer:
         answers at once.
         """
         self.guard, self.form, self.engine, self.tokenizer = guard, form, engine, tokenizer
+        self.ends = end_ids(tokenizer)
         self.section, self.most_waiting, self._on_answered = section, WAITING_PER_ROW * max_rows, on_answered
 
     @property
@@ -480,6 +489,7 @@ class Drawing:
         text = AnswerText(
             self._by.tokenizer,
             stops=request.stop,
+            ends=self._by.ends,
             begins_with=request.begins_with,
             holds_calls=bool(request.tools),
         )

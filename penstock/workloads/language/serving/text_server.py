@@ -46,7 +46,7 @@ from penstock.workloads.language.serving.text_request import (
     checked_tool,
 )
 from penstock.workloads.language.settings import as_configuration_error, quieten
-from penstock.workloads.language.tokenizer import Tokenizer
+from penstock.workloads.language.tokenizer import Tokenizer, end_ids
 from penstock.workloads.plugin.acting import Run
 from penstock.workloads.plugin.fragments import learner_reward
 from penstock.workloads.plugin.serving import (
@@ -334,8 +334,8 @@ class TextServer:
         policy = _policy(of, device)
         with as_configuration_error("policy.kwargs.model", ValueError):
             encoder = ChatEncoder(tokenizer, words)
-        ids = {"eos_id": tokenizer.eos_token_id, "pad_id": tokenizer.pad_token_id}
-        engine = open_engine(engine_name, policy, **ids, max_rows=MAX_ROWS, seed=of.specification.seed)
+        ends, pad, seed = end_ids(tokenizer), tokenizer.pad_token_id, of.specification.seed
+        engine = open_engine(engine_name, policy, end_ids=ends, pad_id=pad, max_rows=MAX_ROWS, seed=seed)
         self.background_tasks = BackgroundTasks()
         self._traffic = traffic = make_traffic(settings, source, run_follower, of.specification)
         tolerance = _tolerance(settings, of, engine_name, policy)
@@ -348,7 +348,7 @@ class TextServer:
             self._versions,
             TextAnswerer(engine, tokenizer, section, MAX_ROWS, self._canary_monitor.answered, guard, form),
             episodes,
-            _experience(section, of, run_follower if form is None else None, episodes.server, ids["pad_id"]),
+            _experience(section, of, run_follower if form is None else None, episodes.server, pad),
             traffic.feedback,
             self._canary_monitor,
             now,

@@ -21,6 +21,7 @@ from penstock.workloads.language.conversation import (
 )
 from penstock.workloads.language.pretraining.tiny_models import build_tokenizer
 from penstock.workloads.language.prompt import Message, ToolCall
+from penstock.workloads.language.tokenizer import Encoder
 from tests.support.experience.token_experience import batch_of
 from tests.support.language.tiny_models import CUT, FORGETTING_TEMPLATE, NONE, TWO, chat_tokenizer
 
@@ -83,6 +84,99 @@ def test_control_tokens_in_tools_are_refused() -> None:
         encoder().begin(said, [tool])
     with pytest.raises(ValueError, match=r"tools\[0\] holds '<assistant>'"):
         encoder().follow(said, EOS, said, [tool])
+
+
+ROLES = "{% for m in messages %}<{{ m.role }}> {{ m.content }} <eos> {% endfor %}"
+PARTS = ROLES.replace("{{ m.content }}", "{% for p in m.content %}{{ p.text }} {% endfor %}")
+
+
+def test_words_and_blanks_that_are_tokens_of_their_own_are_text() -> None:
+    tokenizer = chat_tokenizer("a", "b", "c", "add")
+    tokenizer.add_tokens(["\n\n", "    ", "COVID-19", "<b>", "user", "<|end|>", "<think>", "</think>"])
+    tokenizer.chat_template = ROLES.replace("<eos>", "<|end|>")
+    made = ChatEncoder(tokenizer)
+    for text in ("a\n\nb", "a\n    b", "what is COVID-19?", "<b>a</b>", "a user"):
+        ids = made.begin([Message("user", text)])
+        assert tokenizer(text, add_special_tokens=False)["input_ids"] == ids[1:-1]
+    for text in ("a <|end|>", "<think>", "<user>"):
+        with pytest.raises(ValueError, match="is a control token"):
+            made.begin([Message("user", text)])
+    answered = Message("assistant", "<think>a</think> b")
+    assert made.begin([Message("user", "a"), answered, Message("user", "b")])
+    with pytest.raises(ValueError, match="is a control token"):
+        made.begin([Message("user", "a"), Message("assistant", "a <|end|>"), Message("user", "b")])
+
+
+def test_content_is_given_as_parts_to_a_template_that_reads_them() -> None:
+    asked = [Message("system", "c"), Message("user", "a b"), Message("assistant", "b"), Message("user", "a")]
+    read = [ChatEncoder(chat_tokenizer("a", "b", "c", template=one)).begin(asked) for one in (ROLES, PARTS)]
+    assert read[0] == read[1]
+    prompts = [Encoder(chat_tokenizer("a", "b", "c", template=one), 64) for one in (ROLES, PARTS)]
+    assert prompts[0].prompt_ids(tuple(asked)) == prompts[1].prompt_ids(tuple(asked)) == read[0]
+
+
+def test_a_template_that_leaves_out_what_somebody_says_is_refused() -> None:
+    silent = ROLES.replace("{{ m.content }}", "{{ m.text }}")
+    with pytest.raises(ValueError, match="the chat template leaves out what users say"):
+        ChatEncoder(chat_tokenizer("a", template=silent))
+    deaf = "{% for m in messages if m.role != 'system' %}<{{ m.role }}> {{ m.content }} <eos> {% endfor %}"
+    made = ChatEncoder(chat_tokenizer("a", "b", template=deaf))
+    assert made.begin([Message("user", "a")])
+    with pytest.raises(ValueError, match=r"messages\[0\]\.content: .* leaves out what a system says"):
+        made.begin([Message("system", "a"), Message("user", "b")])
+
+
+THOUGHTLESS = (
+    "{% for m in messages %}<{{ m.role }}> {% if m.role == 'assistant' and not loop.last %}"
+    "{{ m.content.split('</think>')[-1] }}{% else %}{{ m.content }}{% endif %} <eos> {% endfor %}"
+)
+
+
+def test_a_thought_that_the_template_takes_out_later_cannot_be_continued() -> None:
+    made = ChatEncoder(chat_tokenizer("a", "b", template=THOUGHTLESS))
+    before, new = [Message("user", "a")], [Message("user", "b")]
+    assert made.follow(before, EOS, new, said="b") == [USER, A + 1, EOS]
+    with pytest.raises(NotContinued, match="changes earlier messages"):
+        made.follow(before, EOS, new, said="<think>a</think>b")
+
+
+def test_what_a_user_writes_is_no_mark() -> None:
+    made, said = encoder(), [Message("user", "a")]
+    plain = made.follow(said, EOS, [Message("user", "b")])
+    assert made.follow([Message("user", "⟦answer⟧")], EOS, [Message("user", "b")]) == plain
+    assert made.follow(said, EOS, [Message("user", "⟦answer⟧")]) == [USER, 3, EOS, ASSISTANT]
+
+
+CALLS = ROLES.replace("{{ m.content }}", "{{ m.content }} {{ (m.tool_calls or []) | tojson }}")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [r'{"x": "\u003ceos\u003e"}', r'{"\u003ceos>": 1}', r'[["<\u0065os>"]]', r'"\u003ceos\u003e"'],
+)
+def test_control_tokens_made_of_escapes_are_refused(arguments: str) -> None:
+    made = ChatEncoder(chat_tokenizer("a", "b", template=CALLS))
+    called = Message("assistant", "", (ToolCall("call-0", "add", arguments),))
+    with pytest.raises(ValueError, match="'<eos>', a control token of the model"):
+        made.begin([Message("user", "a"), called, Message("tool", "b", tool_call_id="call-0")])
+
+
+def test_a_control_token_that_the_template_makes_of_a_text_is_refused() -> None:
+    cut = ROLES.replace("{{ m.content }}", "{{ m.content | replace('~', '') }}")
+    made = ChatEncoder(chat_tokenizer("a", "b", template=cut))
+    for ask in (made.begin, lambda new: made.follow([Message("user", "a")], EOS, new)):
+        assert ask([Message("user", "a ~ b")])
+        with pytest.raises(ValueError, match="makes '<eos>', a control token"):
+            ask([Message("user", "a <e~os> b")])
+
+
+def test_the_next_prompt_begins_after_whichever_end_was_sampled() -> None:
+    tokenizer = chat_tokenizer("a", "b", "c", template=ROLES.replace("<eos>", "<|end|>"))
+    tokenizer.add_tokens(["<|end|>"])
+    end = tokenizer.convert_tokens_to_ids("<|end|>")
+    made, said, new = ChatEncoder(tokenizer), [Message("user", "a")], [Message("user", "b")]
+    assert made.follow(said, end, new) == [USER, B, end]
+    assert made.follow(said, EOS, new) == made.follow(said, C, new) == [end, USER, B, end]
 
 
 def test_a_tokenizer_without_a_chat_template_is_refused() -> None:

@@ -53,7 +53,7 @@ def blobs(base: Path, lora: bool) -> dict[int, bytes]:
 
 def engine_of(base: Path, blobs: dict[int, bytes], eos_id: int, *, lora: bool) -> ContinuousEngine:
     policy = LanguagePolicy(LanguageSection(model=str(base), rank=4, alpha=8.0, lora=lora), seed=0)
-    made = ContinuousEngine(LoadedPolicies(policy), eos_id=eos_id, pad_id=PAD, max_rows=4)
+    made = ContinuousEngine(LoadedPolicies(policy), end_ids=(eos_id,), pad_id=PAD, max_rows=4)
     for version, blob in blobs.items():
         made.load(version, blob)
     return made
@@ -312,7 +312,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def opened(name: str, dialogue: Path) -> TextEngine:
     policy = text_stand.policy_of(dialogue)
-    return open_engine(name, policy, eos_id=text_stand.EOS, pad_id=text_stand.PAD, max_rows=2, seed=0)
+    return open_engine(name, policy, end_ids=(text_stand.EOS,), pad_id=text_stand.PAD, max_rows=2, seed=0)
 
 
 @pytest.mark.promise("server-answers-engine-run")
@@ -365,7 +365,7 @@ def versions_of(
         return text_stand.policy_of(dialogue)
 
     tolerance = EngineTolerance("theirs", another, most)  # type: ignore[arg-type]
-    running = engine(LoadedPolicies(policy), eos_id=text_stand.EOS, pad_id=text_stand.PAD)
+    running = engine(LoadedPolicies(policy), end_ids=(text_stand.EOS,), pad_id=text_stand.PAD)
     return AdapterVersions(running, policy, {}.get, ServingSection(), tolerance), made
 
 

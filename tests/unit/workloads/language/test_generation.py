@@ -50,7 +50,7 @@ def model(base: Path) -> Any:
 
 @pytest.fixture
 def backend(model: Any) -> CachedGeneration:
-    made = CachedGeneration(model, eos_id=EOS, pad_id=PAD)
+    made = CachedGeneration(model, end_ids=(EOS,), pad_id=PAD)
     made.seed(3)
     return made
 
@@ -70,6 +70,17 @@ def test_log_probabilities_are_those_of_a_plain_forward_pass(model: Any, backend
             logits = model(input_ids=torch.tensor([[*prompt, *response]])).logits[0].float()
         expected = logits[len(prompt) - 1 : -1].log_softmax(-1).gather(1, torch.tensor(response)[:, None])
         np.testing.assert_allclose(made.log_prob[row, : len(response)], expected[:, 0].numpy(), atol=1e-5)
+
+
+def test_each_of_several_end_tokens_ends_a_response(model: Any) -> None:
+    ends = (EOS, 21, 24, 30)
+    made = CachedGeneration(model, end_ids=ends, pad_id=PAD)
+    made.seed(3)
+    found = made.generate(PROMPTS, MOST)
+    responses = [found.response(row) for row in range(len(PROMPTS))]
+    assert len({one[-1] for one in responses} & set(ends)) > 1
+    assert all(not set(ends) & set(one[:-1]) for one in responses)
+    assert found.ended.tolist() == [one[-1] in ends for one in responses]
 
 
 def test_a_prompt_of_several_responses_is_read_once(model: Any, backend: CachedGeneration) -> None:
@@ -335,6 +346,18 @@ def test_a_source_gets_text_unless_it_has_the_tokenizer(base: Path) -> None:
     score(base, source, reads_tokens=True)
     assert [one.response_ids for one in source.shown] == responses(base)[1]
     assert source.shown[0].prompt_ids == (1, 9)
+
+
+def test_a_reward_model_reads_eos_for_whichever_token_ended_a_response(base: Path) -> None:
+    asked, (ended, _) = responses(base)
+    tokenizer, source = load_tokenizer(str(base)), Recorder(rewards(1.0))
+    tokenizer.named_ends = [good := ended[0]]
+    made = RewardScorer(source, tokenizer, reads_tokens=True, standardise=False)
+    made.score(asked[:1], [(ended[1], good)], lambda: False)
+    made.close()
+    (shown,) = source.shown
+    assert (shown.response, shown.cut_short) == ("bad", False)
+    assert shown.response_ids == (ended[1], tokenizer.eos_token_id)
 
 
 def test_an_unavailable_source_is_retried(base: Path) -> None:

@@ -52,7 +52,14 @@ from penstock.workloads.language.pretraining.tiny_models import (
 from penstock.workloads.language.prompt import Message
 from penstock.workloads.language.reward.reward_model import RewardModel
 from penstock.workloads.language.settings import place_of
-from penstock.workloads.language.tokenizer import Encoder, Tokenizer, TooLong, load_tokenizer, pad
+from penstock.workloads.language.tokenizer import (
+    Encoder,
+    Tokenizer,
+    TooLong,
+    end_ids,
+    load_tokenizer,
+    pad,
+)
 from penstock.workloads.rlhf.environment import spaces as environment_spaces
 from tests.support.experience.token_experience import batch_of, fragment, sample
 from tests.support.language.tiny_models import make_reward_model
@@ -365,6 +372,46 @@ def test_a_tokenizer_without_a_pad_token_of_its_own_is_refused(
     unfit.save_pretrained(tmp_path)
     with pytest.raises(ConfigurationError, match=message):
         load_tokenizer(str(tmp_path))
+
+
+def saved(folder: Path, ends: Any, **config: Any) -> Tokenizer:
+    """The tokenizer of a model whose files name these end tokens, as it is read."""
+    made = tokenizer()
+    model = tiny_models.build_model(made, seed=0)
+    tiny_models.save(model, made, folder)
+    plant(folder, "generation_config.json", eos_token_id=ends)
+    plant(folder, "config.json", **config)
+    return load_tokenizer(str(folder))
+
+
+def test_an_answer_ends_at_every_end_token_that_the_model_names(tmp_path: Path) -> None:
+    assert end_ids(saved(tmp_path, [5, 2, 7])) == [2, 5, 7]
+    assert end_ids(saved(tmp_path, 6)) == [2, 6]
+    (tmp_path / "generation_config.json").unlink()
+    plant(tmp_path, "config.json", eos_token_id=[2, 4])
+    assert end_ids(load_tokenizer(str(tmp_path))) == [2, 4]
+
+
+def test_an_answer_ends_at_what_the_chat_template_writes_behind_it(tmp_path: Path) -> None:
+    made = saved(tmp_path, 2)
+    made.add_tokens(["<|end|>"])
+    made.chat_template = "{% for m in messages %}{{ m.role }} {{ m.content }}\n<|end|>\n{% endfor %}"
+    assert end_ids(made) == [2, made.convert_tokens_to_ids("<|end|>")]
+    made.chat_template = "{% for m in messages %}{{ m.role }} {{ m.content }}\nd {% endfor %}"
+    assert end_ids(made) == [2], "a word behind an answer is no end token"
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_a_tokenizer_with_more_tokens_than_embeddings_is_refused(tmp_path: Path, special: bool) -> None:
+    made = saved(tmp_path, 2)
+    made.add_tokens(["more"], special_tokens=special)
+    made.save_pretrained(tmp_path)
+    with pytest.raises(
+        ConfigurationError, match=r"'more' has no embedding: there are 10; call model\.resize_"
+    ):
+        load_tokenizer(str(tmp_path))
+    plant(tmp_path, "config.json", vocab_size=11)
+    assert len(load_tokenizer(str(tmp_path))) == 11
 
 
 OPENAI = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}

@@ -229,6 +229,22 @@ def test_bytes_that_are_no_text_stream_as_they_are_in_the_message() -> None:
     assert said == message.content
 
 
+def test_a_token_that_ends_an_answer_has_no_text() -> None:
+    tokenizer = letters()
+    text = AnswerText(tokenizer, ends=[end := tokenizer.convert_tokens_to_ids("#")])
+    said, message = streamed(text, [*tokenizer.convert_tokens_to_ids(["o", "k"]), end])
+    assert (said, message.content, text.tokens) == ("ok", "ok", ["o", "k", ""])
+
+
+@pytest.mark.parametrize("character", ["é", "€", "🙂"])
+def test_the_texts_of_tokens_together_are_the_answer(character: str) -> None:
+    tokenizer = letters()
+    words = ["h", *(f"<0x{byte:02X}>" for byte in character.encode()), "i"]
+    text = AnswerText(tokenizer)
+    streamed(text, tokenizer.convert_tokens_to_ids(words))
+    assert text.tokens == ["h", *[""] * (len(words) - 3), character, "i"]
+
+
 @pytest.mark.parametrize("argument", [r'"\ud800"', "NaN", "Infinity", "1e999"])
 def test_invalid_text_or_json_is_no_tool_call(argument: str) -> None:
     written = f'<tool_call> {{"name":"add","arguments":{{"a":{argument}}}}} </tool_call>'
