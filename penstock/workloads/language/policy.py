@@ -143,6 +143,12 @@ def _adjust(config: Any) -> None:
 
 
 def _with_adapter(network: Network, section: LanguageSection, seed: int) -> Network:
+    names = [f".{name}" for name, _ in network.named_modules()]
+    for target in section.targets:
+        if not any(name.endswith(f".{target}") for name in names):
+            known = ", ".join(sorted(filter(str.isidentifier, {name.rpartition(".")[2] for name in names})))
+            where = f"policy.kwargs.targets={list(section.targets)!r}"
+            raise ConfigurationError(f"{where}: the model has no layer {target!r}; use some of {known}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         adapter = LoraConfig(

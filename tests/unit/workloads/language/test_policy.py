@@ -182,6 +182,8 @@ def test_only_named_layers_get_an_adapter(base: Path) -> None:
     assert all("q_proj" in name for name in names)
     with pytest.raises(ConfigurationError, match=r"policy\.kwargs\.targets=\['nothing'\]"):
         policy_of(base, targets=("nothing",))
+    with pytest.raises(ConfigurationError, match=r"has no layer 'v_porj'; use some of .*v_proj"):
+        policy_of(base, targets=("q_proj", "v_porj"))
 
 
 @pytest.mark.parametrize(
