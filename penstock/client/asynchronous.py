@@ -327,10 +327,16 @@ class AsyncConversation:
         return await self.rewards([(turn, amount)])
 
     async def rewards(
-        self, rewards: Iterable[tuple[int | None, float]], *, request_id: str = "", asked: bool = False
+        self,
+        rewards: Iterable[tuple[int | None, float]],
+        *,
+        request_id: str = "",
+        asked: bool = False,
+        choice: int | None = None,
     ) -> int:
         """Add to the rewards of turns, as `Conversation.rewards` does."""
-        return await self._connection.do(text_calls.reward(self.conversation_id, rewards, request_id, asked))
+        call = text_calls.reward(self.conversation_id, rewards, request_id, asked, choice)
+        return await self._connection.do(call)
 
     async def end(
         self, *, reward: float | None = None, truncated: bool = False, request_id: str = ""

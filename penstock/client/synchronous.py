@@ -224,14 +224,20 @@ class Conversation:
         return self.rewards([(turn, amount)])
 
     def rewards(
-        self, rewards: Iterable[tuple[int | None, float]], *, request_id: str = "", asked: bool = False
+        self,
+        rewards: Iterable[tuple[int | None, float]],
+        *,
+        request_id: str = "",
+        asked: bool = False,
+        choice: int | None = None,
     ) -> int:
         """Add to the rewards of turns, as (turn, amount); returns how many of them were too late.
 
         request_id: a repetition under the same one adds nothing. asked: the person was prompted for these
-        opinions, so they are no evidence about the arm.
+        opinions, so they are no evidence about the arm. choice: which answer, of a turn that has several.
         """
-        return self._connection.do(text_calls.reward(self.conversation_id, rewards, request_id, asked))
+        call = text_calls.reward(self.conversation_id, rewards, request_id, asked, choice)
+        return self._connection.do(call)
 
     def end(
         self, *, reward: float | None = None, truncated: bool = False, request_id: str = ""

@@ -135,7 +135,7 @@ class TextAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """Answers to messages; fields as in `GenerateReply`.
+    """Answers to messages; fields as in `GenerateReply`. cut: "" where the column before goes on.
 
     fallback: None where the arm's own version answered. unlearned: why the system does not learn from it; ""
     where it does.
@@ -151,6 +151,7 @@ class Generation:
     unlearned: str
     prompt_tokens: int
     request_id: str
+    cut: str = ""
 
     @property
     def text(self) -> str:
@@ -256,11 +257,13 @@ def reward(
     rewards: Iterable[tuple[int | None, float]],
     request_id: str = "",
     asked: bool = False,
+    choice: int | None = None,
 ) -> Call[int]:
     """Return the call Reward, whose result is the number of rewards that arrived too late.
 
     rewards: (index of the turn, amount); index None: the newest turn. request_id: a repetition under the same
-    one adds nothing; "": a new one. asked: the person was prompted for these opinions.
+    one adds nothing; "": a new one. asked: the person was prompted for these opinions. choice: which of
+    several answers to the same messages.
     """
     turns = [pb.TurnReward(turn=number, amount=amount) for number, amount in rewards]
     request = pb.TurnRewardsRequest(
@@ -268,6 +271,7 @@ def reward(
         request_id=checked_text("request_id", request_id) or new_request_id(),
         rewards=turns,
         asked=asked,
+        choice=choice,
     )
     return Call("Reward", request, lambda reply: int(reply.late))
 

@@ -379,6 +379,7 @@ class GenerateReply(_message.Message):
     LEARNED_FIELD_NUMBER: _builtins.int
     UNLEARNED_FIELD_NUMBER: _builtins.int
     PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    CUT_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """That of the request."""
     version: _builtins.int
@@ -397,6 +398,10 @@ class GenerateReply(_message.Message):
     """Why not, where not."""
     prompt_tokens: _builtins.int
     """Tokens of the prompt."""
+    cut: _builtins.str
+    """Of a conversation: why the prompt does not continue what was sampled before, which was sent to the learner without
+    its outcome: history (the messages are others), length or age; empty: it does.
+    """
     @_builtins.property
     def refusal(self) -> _refusal_pb2.Refusal:
         """Set when there are none."""
@@ -419,10 +424,11 @@ class GenerateReply(_message.Message):
         learned: _builtins.bool = ...,
         unlearned: _builtins.str = ...,
         prompt_tokens: _builtins.int = ...,
+        cut: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["refusal", b"refusal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "arm", b"arm", "conversation_id", b"conversation_id", "fallback", b"fallback", "learned", b"learned", "prompt_tokens", b"prompt_tokens", "refusal", b"refusal", "request_id", b"request_id", "turn", b"turn", "unlearned", b"unlearned", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "arm", b"arm", "conversation_id", b"conversation_id", "cut", b"cut", "fallback", b"fallback", "learned", b"learned", "prompt_tokens", b"prompt_tokens", "refusal", b"refusal", "request_id", b"request_id", "turn", b"turn", "unlearned", b"unlearned", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -553,7 +559,7 @@ class TurnReward(_message.Message):
     TURN_FIELD_NUMBER: _builtins.int
     AMOUNT_FIELD_NUMBER: _builtins.int
     turn: _builtins.int
-    """Index of the turn, from 0; absent: the newest."""
+    """Index of the turn, from 0; absent: the newest. Of a turn that was answered again the newest answer."""
     amount: _builtins.float
     """Added to what the turn has."""
     def __init__(
@@ -582,12 +588,15 @@ class TurnRewardsRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     REWARDS_FIELD_NUMBER: _builtins.int
     ASKED_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
     conversation_id: _builtins.str
     """Whose turns."""
     request_id: _builtins.str
     """Made by the caller: under the same one nothing is added twice."""
     asked: _builtins.bool
     """Of opinions: somebody was asked for them, so these turns say nothing about the arm. They are rewards all the same."""
+    choice: _builtins.int
+    """Which of the answers to the same messages they are for, from 0; absent: the reply had one, or it is known already."""
     @_builtins.property
     def rewards(self) -> _containers.RepeatedCompositeFieldContainer[Global___TurnReward]:
         """At least one."""
@@ -599,12 +608,15 @@ class TurnRewardsRequest(_message.Message):
         request_id: _builtins.str = ...,
         rewards: _abc.Iterable[Global___TurnReward] | None = ...,
         asked: _builtins.bool = ...,
+        choice: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_choice", b"_choice", "choice", b"choice"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked", b"asked", "conversation_id", b"conversation_id", "request_id", b"request_id", "rewards", b"rewards"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_choice", b"_choice", "asked", b"asked", "choice", b"choice", "conversation_id", b"conversation_id", "request_id", b"request_id", "rewards", b"rewards"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__choice: _TypeAlias = _typing.Literal["choice"]  # noqa: Y015
+    _WhichOneofArgType__choice: _TypeAlias = _typing.Literal["_choice", b"_choice"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__choice) -> _WhichOneofReturnType__choice | None: ...
 
 Global___TurnRewardsRequest: _TypeAlias = TurnRewardsRequest  # noqa: Y015
 

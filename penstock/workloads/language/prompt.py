@@ -1,6 +1,7 @@
 """Prompts: a text, or a conversation."""
 
 import json
+import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,7 @@ class ToolCall:
         if self.arguments == other.arguments:
             return True
         try:
-            return bool(json.loads(self.arguments) == json.loads(other.arguments))
+            return _canonical(self.arguments) == _canonical(other.arguments)
         except (ValueError, RecursionError):
             return False
 
@@ -32,9 +33,14 @@ class ToolCall:
         return hash((self.id, self.name))
 
 
-@dataclass(frozen=True, slots=True)
+def _canonical(text: str) -> str:
+    """Return JSON in one form; 1 and 1.0 are one value, as for JavaScript, and `true` is another."""
+    return json.dumps(json.loads(text, parse_int=float), sort_keys=True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Message:
-    """One message of a conversation.
+    """One message of a conversation. Two are equal whatever the form of their Unicode and the blanks around.
 
     role: system, user, assistant, tool, or another role of the tokenizer's chat template.
     content: empty where an assistant only calls tools.
@@ -46,12 +52,27 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Message) and (
+            (self.role, self.tool_calls, self.tool_call_id)
+            == (other.role, other.tool_calls, other.tool_call_id)
+            and (self.content == other.content or _bare(self.content) == _bare(other.content))
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.role, _bare(self.content), self.tool_calls, self.tool_call_id))
+
     @property
     def texts(self) -> list[tuple[str, str]]:
         """Return all of its texts with their names."""
         own = [(name, getattr(self, name)) for name in ("content", "role", "tool_call_id")]
         names = ("id", "name", "arguments")
         return own + [(f"tool_calls.{name}", getattr(one, name)) for one in self.tool_calls for name in names]
+
+
+def _bare(text: str) -> str:
+    """Return a text as clients send it back that strip its ends or compose its letters."""
+    return unicodedata.normalize("NFC", text).strip()
 
 
 Prompt = str | tuple[Message, ...]

@@ -320,6 +320,69 @@ def test_bodies_that_no_client_would_send_are_refused_in_the_form_of_the_api(
     assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", param, code)
 
 
+LEGACY: Final = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}
+
+
+def post(client: Any, path: str, body: dict[str, Any], kind: str = "application/json") -> tuple[int, Any]:
+    content = json.dumps(body)
+    made = httpx.post(f"{client.base_url}{path}", content=content, headers={"content-type": kind}, timeout=60)
+    return made.status_code, made.json()
+
+
+def test_what_is_null_is_left_out_and_seed_minus_one_is_none(client: Any) -> None:
+    body = {"model": "default", "messages": ASKED, "seed": -1, "prediction": None, "audio": None, "n": None}
+    metadata = {"metadata": {"conversation_id": "nulls"}, "penstock": None, "stream_options": None}
+    for kind in ("Application/JSON", "application/json ; charset=utf-8"):
+        status, made = post(client, CHAT, body | metadata, kind)
+        assert (status, made["penstock"]["unlearned"]) == (200, None)
+    assert (
+        post(client, "rewards", {"conversation_id": "nulls", "reward": 1, "final": None, "id": None})[0]
+        == 200
+    )
+
+
+def test_an_assistants_function_call_of_the_older_form_is_refused_by_name(client: Any) -> None:
+    status, made = post(client, CHAT, {"model": "default", "messages": [*ASKED, LEGACY, *ASKED]})
+    assert (status, made["error"]["param"]) == (400, "messages.1.function_call")
+    assert "send `content` and `tool_calls`" in made["error"]["message"]
+
+
+def test_of_several_answers_a_reward_says_which(client: Any, stand: TextStand) -> None:
+    made = client.chat.completions.create(model="default", messages=ASKED, n=2, **named("several"))
+    body = {"conversation_id": "several", "reward": 1.0, "final": True}
+    status, error = post(client, "rewards", body)
+    assert (status, error["error"]["param"], error["error"]["code"]) == (409, "choice", "conflict")
+    assert post(client, "rewards", body | {"choice": 1})[0] == 200
+    (fragment,) = stand.fragments()
+    tensors = read_payload(fragment.header, fragment.payload)
+    assert tensors["action"][tensors["valid"]].tolist() == made.model_extra["penstock"]["token_ids"][1]
+
+
+def test_a_conversation_that_failed_or_has_no_reward_is_not_learned_from(
+    client: Any, stand: TextStand
+) -> None:
+    for name in ("failed", "silent"):
+        client.chat.completions.create(model="default", messages=ASKED, **named(name))
+    assert post(client, "rewards", {"conversation_id": "failed", "reward": 1.0})[0] == 200
+    failed = {"conversation_id": "failed", "failed": "the tool's server is down"}
+    status, error = post(client, "rewards", failed | {"reward": 1.0})
+    assert (status, error["error"]["param"]) == (400, "failed")
+    for _ in range(2):
+        status, made = post(client, "rewards", failed)
+        assert (status, made["turns"], made["total_return"]) == (200, 1, 1.0)
+    assert post(client, "rewards", {"conversation_id": "silent", "final": True})[0] == 200
+    assert stand.fragments() == []
+
+
+def test_the_reply_says_that_another_history_cut_the_column(client: Any) -> None:
+    messages = list(ASKED)
+    answer, told = whole(client, messages, "cut")
+    assert told["cut"] is None
+    edited = answer.model_dump() | {"tool_calls": None, "content": "other"}
+    _, told = whole(client, [*messages, edited, *ASKED], "cut")
+    assert (told["cut"], told["turn"]) == ("history", 1)
+
+
 def test_a_repeated_end_gives_the_same_result(client: Any) -> None:
     client.chat.completions.create(model="default", messages=ASKED, **named("again"))
     body = {"conversation_id": "again", "reward": 0.5, "final": True}

@@ -158,12 +158,12 @@ class TalkRecord:
     def add(self, answer: AnswerRecord) -> int:
         """Continue with a new answer; returns its number.
 
-        Several answers to the same messages may share a turn. The text server holds the first of them until
+        Several answers to the same messages may share a turn. The text server holds the newest of them until
         the conversation continues with another one.
         """
         number = len(self.answers)
         self.answers[number] = answer
-        self.turns.setdefault(answer.turn, answer)
+        self.turns[answer.turn] = answer
         self.take(answer)
         return number
 
@@ -172,11 +172,11 @@ class TalkRecord:
         self.newest = answer
 
     def settle(self) -> None:
-        """Make the newest answer that of its turn, unless the turn's first answer has a reward."""
+        """Make the answer with which it continues that of its turn, unless another one has a reward."""
         if self.newest is None:
             return
-        first = self.turns[self.newest.turn]
-        if not first.rated and first.message != self.newest.message:
+        held = self.turns[self.newest.turn]
+        if not held.rated and held.message != self.newest.message:
             self.turns[self.newest.turn] = self.newest
 
 

@@ -50,6 +50,7 @@ log = logging.getLogger(__name__)
 
 _FINAL: Final = "final"
 """Id of the request that ends a conversation, and of the reward in it."""
+_FAILED: Final = "failed"
 _MODELS: Final = "/v1/models"
 _LONGEST_WAIT_S: Final = 1.0
 """Seconds between two attempts at an answer when the server had no room."""
@@ -82,7 +83,7 @@ class ChatApi:
         """Return the answer, which may be an error. until_s: by the clock of the event loop."""
         path = _MODELS if request.path.startswith(f"{_MODELS}/") else request.path
         method, answer = self._routes.get(path, ("", self._models))
-        if request.headers.get("content-type", JSON).partition(";")[0] != JSON:
+        if request.headers.get("content-type", JSON).partition(";")[0].strip().lower() != JSON:
             return ChatError(415, "content-type: send application/json", code="unsupported_type").reply()
         if not method:
             return ChatError(404, "Not Found", code="not_found").reply()
@@ -187,10 +188,13 @@ class ChatApi:
 
     async def _reward(self, request: HttpRequest, _until_s: float) -> HttpReply:
         body = _read(RewardRequest, request)
-        if body.reward is None and not body.final:
+        if body.failed and body.reward is not None:
             raise ChatError(
-                400, "reward: give one, or say that the conversation is over (final)", param="reward"
+                400, "failed: a failed conversation takes no reward: leave it out", param="failed"
             )
+        if body.reward is None and not body.final and not body.failed:
+            remedy = "give one, or say that the conversation is over (final) or has failed (failed)"
+            raise ChatError(400, f"reward: {remedy}", param="reward")
         if body.model is not None:
             model_of(body.model, *self._names(request))
         try:
@@ -209,18 +213,21 @@ class ChatApi:
         if body.reward is not None:
             metrics.POLICY_CALLS.labels("reward").inc()
             once = once or (_FINAL if body.final else request_id)
-            late = await self._conversations.reward(episode.id, once, [(body.turn, body.reward)])
+            rewards = [(body.turn, body.reward)]
+            late = await self._conversations.reward(episode.id, once, rewards, choice=body.choice)
         result: dict[str, Any] = {
             "object": "reward",
             "conversation_id": body.conversation_id,
             "late": bool(late),
         }
-        if body.final:
+        if body.final or body.failed:
             metrics.POLICY_CALLS.labels("end_conversation").inc()
-            total, turns = self._conversations.end(
-                episode.id, _FINAL, terminated=True, abandoned=False, reward=None
-            )
+            how: dict[str, Any] = {"terminated": True, "abandoned": False, "reward": None}
+            once = _FAILED if body.failed else _FINAL
+            total, turns = self._conversations.end(episode.id, once, **how, failed=bool(body.failed))
             result |= {"total_return": total, "turns": turns}
+        if body.failed:
+            log.info("a conversation failed", extra={"why": body.failed})
         return result
 
     def _names(self, request: HttpRequest) -> tuple[str, dict[str, int], Sequence[str]]:

@@ -14,6 +14,7 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError
 
@@ -25,6 +26,8 @@ from penstock.registry.routing import Arm
 from penstock.workloads.language.prompt import Message, ToolCall, plain
 from penstock.workloads.language.serving.text_answerer import OPENING
 from penstock.workloads.language.serving.text_request import (
+    MAX_COUNT,
+    OtherAnswer,
     TextAnswer,
     TextReply,
     TextRequest,
@@ -40,6 +43,12 @@ ConversationName = Annotated[str, Field(pattern=f"^{NAME_FORM}$")]
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, values: Any) -> Any:
+        """Leave out what is null, as a client does that writes each field of its own form."""
+        return {k: v for k, v in values.items() if v is not None} if isinstance(values, dict) else values
 
 
 class _SentBack(BaseModel):
@@ -71,6 +80,16 @@ class ChatMessage(_SentBack):
     content: Annotated[str | list[_TextPart] | None, Field(validate_default=True)] = None
     tool_calls: list[_ToolCall] | None = None
     tool_call_id: str | None = None
+    function_call: Any = None
+    audio: Any = None
+    refusal: Any = None
+
+    @field_validator("function_call", "audio", "refusal")
+    @classmethod
+    def _is_unsaid(cls, given: Any) -> None:
+        """Refuse what would be lost in silence."""
+        if given:
+            raise PydanticCustomError("unread", "is not read here: send `content` and `tool_calls`")
 
     @field_validator("content", mode="before")
     @classmethod
@@ -150,7 +169,8 @@ class ChatRequest(_Part):
     tool_choice: Literal["none", "auto", "required"] | _NamedTool | None = None
     parallel_tool_calls: StrictBool | None = None
     stop: str | list[str] | None = None
-    seed: Annotated[int, Field(ge=0, lt=2**64), NUMERIC] | None = None
+    seed: Annotated[int, Field(ge=-1, lt=2**64), NUMERIC] | None = None
+    """-1 is none, as for other servers."""
     max_tokens: Annotated[int, Field(ge=1, lt=2**31), NUMERIC] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31), NUMERIC] | None = None
     temperature: Number | None = None
@@ -191,7 +211,7 @@ class ChatRequest(_Part):
             max_tokens=self.max_completion_tokens or self.max_tokens or 0,
             temperature=1.0 if self.temperature is None else self.temperature,
             top_p=1.0 if self.top_p is None else self.top_p,
-            seed=self.seed,
+            seed=None if self.seed == -1 else self.seed,
             stop=tuple(checked_text("stop", one) for one in stop),
             count=self.n or 1,
             not_learned=not self.penstock.learn,
@@ -244,14 +264,17 @@ class RewardRequest(_Part):
     """The body of POST /v1/rewards: a reward for a turn of a conversation, and whether it has ended.
 
     conversation_id: the caller's name for it. reward: of `turn`, from 0; without `turn`: of the newest.
-    final: the conversation has ended. id: a reward is added once under it. user, model: as in the requests of
-    the conversation; no model: that of the first.
+    choice: which of the answers to these messages, where there are several. final: the conversation has
+    ended. failed: why it failed, so that nothing of it is learned from. id: a reward is added once under it.
+    user, model: as in the requests of the conversation; no model: that of the first.
     """
 
     conversation_id: ConversationName
     reward: Number | None = None
     turn: Annotated[int, Field(ge=0, lt=2**31), NUMERIC] | None = None
+    choice: Annotated[int, Field(ge=0, lt=MAX_COUNT), NUMERIC] | None = None
     final: StrictBool = False
+    failed: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     id: Annotated[str, Field(max_length=128)] = ""
     user: Annotated[str, Field(max_length=256)] = ""
     model: Annotated[str, Field(max_length=256)] | None = None
@@ -346,6 +369,7 @@ def extension(given: TextReply) -> dict[str, Any]:
         "fallback": "adapter_off" if given.is_fallback else None,
         "learned": not given.unlearned,
         "unlearned": given.unlearned or None,
+        "cut": given.cut or None,
         "token_ids": [answer.ids for answer in _visible(given)],
         "thoughts": [_thought(answer) for answer in given.answers],
     }
@@ -434,6 +458,8 @@ def refusal_error(error: Refused, *, conversation: str = "", is_reward: bool = F
     """Return a refusal as an error. conversation: the caller's name for it. is_reward: it posted a reward."""
     refusal = error.refusal
     status, kind, code = _KINDS.get(refusal.reason, (502, "server_error", "refused"))
+    if isinstance(error, OtherAnswer):
+        status, code = 409, "conflict"
     detail = refusal.detail
     field = _field(detail) if status < 500 else None
     names = _OF_REWARDS if is_reward else _NAMES

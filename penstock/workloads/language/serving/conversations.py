@@ -12,6 +12,8 @@ Tokens that are not learned from are answered all the same, and counted by reaso
     sibling     the next messages continue another answer to the same messages
     stopped     the caller did not wait for the end of the answer
     abandoned   the caller did not report the outcome
+    unrewarded  the conversation ended without any reward
+    failed      the caller said that the conversation failed
     full, too_large, stale, lost   as those of a policy server
 """
 
@@ -20,7 +22,7 @@ import math
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 from penstock.config.settings import ServingSection
 from penstock.protocol.messages import Publication
@@ -68,7 +70,7 @@ from penstock.workloads.plugin.serving import (
 
 REASONS: Final = (
     *("arm", "unasked", "sampling", "blocked", "thought", "fallback", "sibling", "stopped"),
-    *("abandoned", "full", "too_large", "stale", "lost"),
+    *("abandoned", "unrewarded", "failed", "full", "too_large", "stale", "lost"),
 )
 
 
@@ -96,6 +98,10 @@ class ColumnExperience:
         for reason in REASONS:
             # A series that begins with its first event hides that event.
             count_not_learned(reason, 0)
+
+    @property
+    def most_reward(self) -> float:
+        return self._bounds["reward"]
 
     def note_sampled(self, conversation: str, version: int, answers: Sequence[TextAnswer]) -> None:
         if self._journal is not None:
@@ -329,11 +335,15 @@ class Conversations:
         question = Question(request=request, ids=ids, most=most, call_id=call_id, show=show)
         drawn = await self._drawn(choice, question, until_s)
         unlearned = self._unlearned(talk, request, drawn)
-        siblings = [self._sibling(drawn, one, unlearned) for one in drawn.answers]
+        siblings = [
+            replace(self._sibling(drawn, one, unlearned), choice=index)
+            for index, one in enumerate(drawn.answers)
+        ]
         unlearned = unlearned or next((one.unlearned for one in siblings if one.unlearned), "")
         if self._experience is not None:
             self._experience.note_sampled(talk.name, drawn.version, drawn.answers)
-        reply = replace(drawn, conversation_id=talk.episode.id, turn=talk.next_turn, unlearned=unlearned)
+        place: dict[str, Any] = {"conversation_id": talk.episode.id, "turn": talk.next_turn}
+        reply = replace(drawn, **place, unlearned=unlearned, cut=talk.live.cut)
         talk.answered(request, reply, siblings)
         if talk.episode.opinion is not None:
             talk.episode.opinion.turns = talk.turns
@@ -449,11 +459,18 @@ class Conversations:
     # ------------------------------------------------------------ reward
 
     async def reward(
-        self, conversation_id: str, request_id: str, rewards: Rewards, *, asked: bool = False
+        self,
+        conversation_id: str,
+        request_id: str,
+        rewards: Rewards,
+        *,
+        asked: bool = False,
+        choice: int | None = None,
     ) -> int:
         """Add rewards once, and return how many of them were late. Raises Refused when none was taken.
 
-        asked: a person was asked for an opinion of these turns.
+        asked: a person was asked for an opinion of these turns. choice: index of the rewarded answers in
+        their replies; None: each reply has one, or another was chosen before.
         """
         check_request_id(request_id)
         episode = self.episodes.find_any(conversation_id)
@@ -461,10 +478,10 @@ class Conversations:
             return episode.rewarded[request_id]
         check_count(len(rewards))
         for _, amount in rewards:
-            check_amount(amount)
+            self._check_amount(amount)
         talk = self._talks.get(conversation_id)
         if talk is not None:
-            return await self._reward(talk, request_id, rewards, asked=asked)
+            return await self._reward(talk, request_id, rewards, asked=asked, choice=choice)
         turns = None if episode is None else episode.segment_builder.length
         late = [(_turn(turn, turns), amount) for turn, amount in rewards]
         async with self._keeping:
@@ -475,12 +492,26 @@ class Conversations:
                     episode.remember_reward(request_id, len(late))
         return len(late)
 
-    async def _reward(self, talk: OpenConversation, request_id: str, rewards: Rewards, *, asked: bool) -> int:
+    def _check_amount(self, amount: float) -> None:
+        check_amount(amount)
+        most = math.inf if self._experience is None else self._experience.most_reward
+        if abs(amount) > most:
+            raise invalid(f"reward={amount:g}: the run takes {-most:g} to {most:g} (broker.max_reward)")
+
+    async def _reward(
+        self,
+        talk: OpenConversation,
+        request_id: str,
+        rewards: Rewards,
+        *,
+        asked: bool,
+        choice: int | None,
+    ) -> int:
         async with talk.busy:
             if request_id in talk.episode.rewarded:
                 return talk.episode.rewarded[request_id]
             try:
-                placed = [(talk.place_of(turn), amount) for turn, amount in rewards]
+                placed = [(talk.place_of(turn, choice), amount) for turn, amount in rewards]
             except ValueError as error:
                 raise invalid(str(error)) from error
             late = [(turn, amount) for turn, amount in placed if talk.is_late(turn)]
@@ -491,7 +522,8 @@ class Conversations:
                 finally:
                     talk.is_keeping = False
             for turn, amount in placed:
-                talk.reward(turn, amount)
+                if amount or not asked:  # That a person was asked is no reward of 0.
+                    talk.reward(turn, amount)
             if talk.episode.opinion is not None:
                 talk.episode.opinion.hear(placed, asked=asked)
             talk.episode.remember_reward(request_id, len(late))
@@ -518,10 +550,11 @@ class Conversations:
         terminated: bool,
         abandoned: bool,
         reward: float | None,
+        failed: bool = False,
     ) -> tuple[float, int]:
         """End a conversation and return the sum of its rewards and its turns; repeats return the same.
 
-        Raises Refused.
+        failed: nothing of it is learned from. Raises Refused.
         """
         check_request_id(request_id)
         known = self.episodes.find_any(conversation_id)
@@ -531,7 +564,7 @@ class Conversations:
         if talk.busy.locked():
             raise invalid("conversation_id: an answer of it is under way; wait for its reply")
         if reward is not None:
-            check_amount(reward)
+            self._check_amount(reward)
             try:
                 talk.reward(talk.place_of(None), reward)
             except ValueError as error:
@@ -540,7 +573,7 @@ class Conversations:
             talk.give_up()
         else:
             talk.end(terminated=terminated)
-        talk.episode.ending_request = request_id
+        talk.episode.ending_request, talk.has_failed = request_id, failed
         self._close(talk, is_whole=not abandoned)
         return talk.episode.total_return, talk.turns
 
@@ -572,7 +605,9 @@ class Conversations:
 
     def _send(self, talk: OpenConversation) -> None:
         for column in talk.live.take(1):
-            if self._experience is not None and talk.episode.learned:
+            if why := talk.dropped_as:
+                count_not_learned(why, sum(len(turn.log_prob) for turn in column.turns))
+            elif self._experience is not None and talk.episode.learned:
                 self._experience.send(talk.name, talk.episode.lane, column)
 
     def sweep(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
-from penstock.protocol.refusal import invalid
+from penstock.protocol.refusal import Reason, Refusal, Refused, invalid
 from penstock.registry.records import MAX_CLIENT_KEY_LENGTH
 from penstock.registry.routing import Arm
 from penstock.workloads.language.conversation import LiveConversation, Sampled
@@ -162,6 +162,14 @@ class TextReply:
     conversation_id: str = ""
     turn: int = 0
     unlearned: str = ""
+    cut: str = ""
+
+
+class OtherAnswer(Refused):
+    """A reward does not say which of several answers it is for, or is for one that was thrown away."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(Refusal(reason=Reason.INVALID, detail=detail))
 
 
 def check_counts(
@@ -271,7 +279,7 @@ def _of_values(values: Iterable[Any]) -> int:
 class Sibling:
     """An answer that the next messages may continue. unlearned: why it is not learned from; "": it is.
 
-    penalty: a reward that it gets as soon as it is a turn.
+    choice: its index among the answers of its reply. penalty: a reward that it gets as soon as it is a turn.
     """
 
     sampled: Sampled
@@ -279,6 +287,7 @@ class Sibling:
     ended: bool
     unlearned: str = ""
     penalty: float = 0.0
+    choice: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -299,6 +308,8 @@ class OpenConversation:
     """Finished columns that wait for late rewards."""
     _turns: list[int | None] = field(default_factory=list)
     """For each turn its number in the columns; None: it is in no column."""
+    _choices: list[int] = field(default_factory=list)
+    """For each turn the index of its answer in the reply."""
     siblings: list[Sibling] = field(default_factory=list)
     """Answers to the newest messages."""
     _last: tuple[TextRequest, TextReply] | None = None
@@ -306,6 +317,8 @@ class OpenConversation:
     _last_bytes: int = 0
     _has_ended: bool = False
     """Whether the newest turn ended by itself."""
+    has_failed: bool = False
+    """Whether its client says that nothing can be learned from it."""
 
     @property
     def name(self) -> str:
@@ -355,14 +368,26 @@ class OpenConversation:
         self.siblings.extend(siblings)
         self._last, self._last_bytes = (_what(request), reply), request_bytes(request)
 
-    def choose(self, messages: tuple[Message, ...] = ()) -> None:
-        """Choose which sibling becomes the turn: the one that these messages continue, else the first."""
+    @property
+    def dropped_as(self) -> str:
+        """Return why its columns are not learned from; "": they are. Without a reward nothing is known."""
+        if self.has_failed:
+            return "failed"
+        return "unrewarded" if self.episode.is_over and not self.episode.is_rewarded else ""
+
+    def choose(self, messages: tuple[Message, ...] = (), choice: int = 0) -> None:
+        """Choose which sibling becomes the turn: the one that these messages continue, else a newest one.
+
+        choice: its index in the newest reply.
+        """
         siblings, self.siblings = self.siblings, []
         if not siblings:
             return
         asked, count = self.live.asked, len(self.live.asked)
         follows = messages[count] if messages[:count] == asked and len(messages) > count else None
-        chosen = next((one for one in siblings if one.message == follows), siblings[0])
+        newest = siblings[choice - self._newest_answers]
+        chosen = next((one for one in reversed(siblings) if one.message == follows), newest)
+        self._choices.append(chosen.choice)
         for one in siblings:
             if one is not chosen:
                 count_not_learned("sibling", len(one.sampled.ids))
@@ -377,12 +402,28 @@ class OpenConversation:
 
     # ---- rewards
 
-    def place_of(self, turn: int | None) -> int:
-        """Return the number of a turn; None: the newest, for which a sibling is chosen. Raises ValueError."""
-        self.choose()
-        number = len(self._turns) - 1 if turn is None else turn
-        if not 0 <= number < len(self._turns):
-            raise ValueError(f"turn={number}: the conversation has {len(self._turns)} so far")
+    @property
+    def _newest_answers(self) -> int:
+        return 0 if self._last is None else len(self._last[1].answers)
+
+    def place_of(self, turn: int | None, choice: int | None = None) -> int:
+        """Return the number of a turn; None: the newest, for which a sibling is chosen.
+
+        choice: of this turn, as of `choose`. Raises ValueError, and OtherAnswer.
+        """
+        number, count = self.turns - 1 if turn is None else turn, self._newest_answers
+        if not 0 <= number < self.turns:
+            raise ValueError(f"turn={number}: the conversation has {self.turns} so far")
+        if number < len(self._turns):
+            if choice not in (None, self._choices[number]):
+                kept = self._choices[number]
+                raise OtherAnswer(f"choice={choice}: answer {kept} of turn {number} was kept; say it or none")
+        elif choice is None and count > 1:
+            raise OtherAnswer(f"choice: the turn has {count} answers; say which one, from 0")
+        elif choice is not None and choice >= count:
+            raise ValueError(f"choice={choice}: the turn has {count} answers; say which one, from 0")
+        else:
+            self.choose(choice=choice or 0)
         return number
 
     def is_late(self, turn: int) -> bool:

@@ -165,7 +165,11 @@ class TextService:
         check_count(len(request.rewards))
         rewards = [(one.turn if one.HasField("turn") else None, one.amount) for one in request.rewards]
         late = await self._conversations.reward(
-            request.conversation_id, request.request_id, rewards, asked=request.asked
+            request.conversation_id,
+            request.request_id,
+            rewards,
+            asked=request.asked,
+            choice=request.choice if request.HasField("choice") else None,
         )
         return pb.TurnRewardsReply(late=late)
 
@@ -265,6 +269,7 @@ def _to_proto(request: pb.GenerateRequest, reply: TextReply) -> pb.GenerateReply
         learned=not reply.unlearned,
         unlearned=reply.unlearned,
         prompt_tokens=reply.prompt_tokens,
+        cut=reply.cut,
     )
 
 

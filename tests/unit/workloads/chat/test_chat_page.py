@@ -605,10 +605,10 @@ class Talker:
 def test_a_thumb_rates_the_answer_next_to_it(talker: Talker) -> None:
     first, second = talker.answer("sum"), talker.answer()
     assert first["text"] != second["text"]
-    assert talker.rate("thumb", second["turn"], up=True) == {"stored": True, "rewarded": False}
-    assert talker.rate("thumb", first["turn"], up=False) == {"stored": True, "rewarded": True}
-    assert talker.said() == [(second["text"], None), (first["text"], None)]
-    assert talker.total_return() == -1.0
+    assert talker.rate("thumb", first["turn"], up=False) == {"stored": True, "rewarded": False}
+    assert talker.rate("thumb", second["turn"], up=True) == {"stored": True, "rewarded": True}
+    assert talker.said() == [(first["text"], None), (second["text"], None)]
+    assert talker.total_return() == 1.0
 
 
 def test_the_answer_that_continues_the_conversation_gets_the_rewards(talker: Talker) -> None:

@@ -1,6 +1,7 @@
 import asyncio
 import random
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -96,6 +97,112 @@ async def test_of_several_answers_the_continued_one_is_learned_from(stand: TextS
     stand.end(conversation, 0.0)
     (fragment,) = stand.fragments()
     assert trained_tokens(fragment)[: len(kept.ids)] == kept.ids
+
+
+async def test_a_reward_is_for_the_newest_answer_to_the_same_messages(stand: TextStand) -> None:
+    conversation, before = stand.start(), unlearned("sibling")
+    first = await stand.say(conversation, user())
+    second = await stand.say(conversation, user(), regenerate=True, max_tokens=2)
+    assert second.answers[0].ids != first.answers[0].ids
+    await stand.conversations.reward(conversation, "r", [(None, 1.0)])
+    assert unlearned("sibling") - before == len(first.answers[0].ids)
+    after = await stand.say(conversation, user(), second.answers[0].message, user("other"))
+    assert (after.turn, after.cut) == (1, "")
+    stand.end(conversation)
+    (fragment,) = stand.fragments()
+    assert trained_tokens(fragment)[:2] == second.answers[0].ids
+
+
+async def test_of_several_answers_the_reward_says_which(stand: TextStand) -> None:
+    conversation = stand.start()
+    await stand.say(conversation, user())
+    several = await stand.say(conversation, user(), regenerate=True, count=3, max_tokens=2)
+    reward = stand.conversations.reward
+    for turn in (None, 0):
+        with pytest.raises(Refused, match="choice: the turn has 3 answers; say which one, from 0"):
+            await reward(conversation, "r", [(turn, 1.0)])
+    with pytest.raises(Refused, match="choice=3: the turn has 3 answers"):
+        await reward(conversation, "r", [(None, 1.0)], choice=3)
+    assert await reward(conversation, "r", [(None, 1.0)], choice=1) == 0
+    assert await reward(conversation, "s", [(0, 0.5)], choice=1) == 0
+    assert await reward(conversation, "t", [(0, 0.25)]) == 0
+    with pytest.raises(Refused, match="choice=2: answer 1 of turn 0 was kept"):
+        await reward(conversation, "u", [(0, 1.0)], choice=2)
+    assert stand.end(conversation, None) == (1.75, 1)
+    (fragment,) = stand.fragments()
+    assert trained_tokens(fragment) == several.answers[1].ids
+
+
+async def test_a_reward_for_an_earlier_turn_chooses_none_of_the_newest_answers(stand: TextStand) -> None:
+    conversation = stand.start()
+    first = (await stand.say(conversation, user())).answers[0].message
+    history = (user(), first, tool("3", first.tool_calls[0]))
+    several = await stand.say(conversation, *history, count=2)
+    assert await stand.conversations.reward(conversation, "r", [(0, 1.0)]) == 0
+    kept = several.answers[1].message
+    await stand.say(conversation, *history, kept, tool("sea", kept.tool_calls[0]))
+    stand.end(conversation)
+    (fragment,) = stand.fragments()
+    assert len(fragment.header.weights) == 1
+
+
+async def test_the_reply_says_where_a_column_was_cut(stand: TextStand) -> None:
+    conversation = stand.start()
+    answer = await stand.say(conversation, user())
+    assert answer.cut == ""
+    said = answer.answers[0].message
+    (call,) = said.tool_calls
+    anew = replace(call, arguments=call.arguments.replace(":", " : ").replace("1", "1.0"))
+    assert anew.arguments != call.arguments
+    written = replace(said, content=f"{said.content}\n", tool_calls=(anew,))
+    goes_on = await stand.say(conversation, user(), written, tool("3", call))
+    assert (goes_on.turn, goes_on.cut) == (1, "")
+    other = replace(call, arguments=call.arguments.replace("1", "true"))
+    edited = await stand.say(conversation, user(), replace(said, tool_calls=(other,)), tool("3", call))
+    assert (edited.turn, edited.cut) == (2, "history")
+
+
+async def test_a_conversation_without_any_reward_is_not_learned_from(stand: TextStand) -> None:
+    before = unlearned("unrewarded")
+    for number, reward in enumerate((None, 0.0)):
+        conversation = stand.start(f"c-{number}")
+        answer = await stand.say(conversation, user())
+        stand.end(conversation, reward)
+        assert len(stand.fragments()) == (reward is not None)
+        assert unlearned("unrewarded") - before == len(answer.answers[0].ids)
+        before = unlearned("unrewarded") - (1 - number) * len(answer.answers[0].ids)
+
+
+async def test_a_person_who_was_asked_and_says_nothing_gives_no_reward(stand: TextStand) -> None:
+    conversation = stand.conversations.start("", "person", opinions=True).id
+    await stand.say(conversation, user())
+    await stand.conversations.reward(conversation, "asked-0", [(0, 0.0)], asked=True)
+    assert stand.end(conversation, None) == (0.0, 1)
+    assert stand.fragments() == []
+
+
+async def test_a_failed_conversation_is_dropped_whole(patient: TextStand) -> None:
+    conversation, before = patient.start(), unlearned("failed")
+    first = await patient.say(conversation, user())
+    await patient.conversations.reward(conversation, "r", [(0, 1.0)])
+    second = await patient.say(conversation, user("other"))
+    assert second.cut == "history"
+    how: Any = {"terminated": True, "abandoned": False, "reward": None, "failed": True}
+    for _ in range(2):
+        assert patient.conversations.end(conversation, "failed", **how) == (1.0, 2)
+    patient.sweep_at(20.0)
+    assert patient.fragments() == []
+    assert unlearned("failed") - before == len(first.answers[0].ids) + len(second.answers[0].ids)
+
+
+async def test_a_reward_that_the_learner_would_not_take_is_refused(stand: TextStand) -> None:
+    conversation = stand.start()
+    await stand.say(conversation, user())
+    with pytest.raises(Refused, match=r"reward=1e\+30: the run takes -100 to 100 \(broker\.max_reward\)"):
+        await stand.conversations.reward(conversation, "r", [(0, 1e30)])
+    with pytest.raises(Refused, match=r"reward=-101: the run takes"):
+        stand.end(conversation, -101.0)
+    assert stand.end(conversation, -100.0) == (-100.0, 1)
 
 
 async def test_the_newest_unrequested_rating_is_the_opinion_of_a_person(stand: TextStand) -> None:
@@ -427,7 +534,10 @@ class Client:
 
     async def _reward(self, conversation: str) -> None:
         for _ in range(self._chance.randint(1, 2)):
-            await self._stand.conversations.reward(conversation, "r", [(None, 1.0)])
+            talk = self._stand.conversations._talks[conversation]
+            choices = [one.choice for one in talk.siblings if len(self.replies[-1].answers) > 1]
+            choice = self._chance.choice(choices) if choices else None
+            await self._stand.conversations.reward(conversation, "r", [(None, 1.0)], choice=choice)
 
     @property
     def sampled(self) -> int:
