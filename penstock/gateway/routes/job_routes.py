@@ -318,12 +318,12 @@ async def ended(request: Request, job: Job, within_s: float) -> Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """The numbers of a training, the facts that it would begin with, its dry run, and its model."""
+    """The numbers of a training, the facts that it would begin with, its dry run, and its recipe."""
 
     numbers: Mapping[str, float]
     facts: Mapping[str, Any]
     dry_run: Mapping[str, Any]
-    model: Mapping[str, Any]
+    recipe: Mapping[str, Any]
 
 
 async def estimated(
@@ -360,7 +360,7 @@ async def estimated(
         raise ApiError(409, str(error)) from error
     except CannotLook as error:
         raise ApiError(503, f"{error}: try again", retry_s=10) from error
-    return Estimate(numbers=chosen, facts=facts, dry_run=dry_run, model=found.model)
+    return Estimate(numbers=chosen, facts=facts, dry_run=dry_run, recipe=found.recipe)
 
 
 def template_of(dispatcher: JobDispatcher, name: str, kind: str | None = None) -> Template:

@@ -30,8 +30,7 @@ from penstock.workloads.language.reward.reward_model import Collate, Item, Rewar
 from penstock.workloads.language.reward.training import Order, read_data, train
 from penstock.workloads.language.settings import RewardTraining, training_settings
 from penstock.workloads.language.tokenizer import Encoder, load_tokenizer
-from penstock.workloads.rlhf.artefacts import MANIFEST
-from penstock.workloads.rlhf.preparation import REWARD_MODEL, absolute
+from penstock.workloads.rlhf.preparation import MANIFEST, REWARD_MODEL, absolute
 from penstock.workloads.rlhf.responses import Prompts, read_prompts
 
 __all__ = [

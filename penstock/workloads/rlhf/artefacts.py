@@ -23,11 +23,17 @@ from penstock.workloads.language.cached_generation import make_backend
 from penstock.workloads.language.tokenizer import Encoder, end_ids, load_tokenizer, without_end
 from penstock.workloads.plugin import acting
 from penstock.workloads.rlhf.environment import language
-from penstock.workloads.rlhf.preparation import BASE_MODEL, FEEDBACK, REWARD_MODEL
+from penstock.workloads.rlhf.preparation import (
+    BASE_MODEL,
+    BESIDE,
+    FEEDBACK,
+    MANIFEST,
+    RESULTS,
+    REWARD_MODEL,
+    name_base,
+)
 
-MANIFEST: Final = "manifest.json"
 VALUE_HEAD: Final = "value_head.safetensors"
-RESULTS: Final = "training_results.json"
 _HISTORY: Final = "metrics.jsonl"
 _SHORT: Final = ("solved", "mean_return", "evaluation", "env_steps", "updates", "policy_version")
 
@@ -77,19 +83,6 @@ def _policy(settings: Settings, run_dir: Path) -> Path | None:
     _generation(settings, tokenizer).save_pretrained(folder)
     name_base(folder, run_dir / BASE_MODEL, BESIDE)
     return folder
-
-
-BESIDE: Final = f"./{BASE_MODEL}"
-"""The base model of the models that are exported with it, from the folder that holds all of them."""
-
-
-def name_base(model: Path, old: str | Path, new: str) -> None:
-    """Replace the name of the base model in a model's files. old: its name there, or its folder."""
-    for file in model.glob("*.json"):
-        text = file.read_text()
-        for name in {str(old), str(Path(old).resolve())}:
-            text = text.replace(json.dumps(name), json.dumps(new))
-        file.write_text(text)
 
 
 def _value_head(run_dir: Path) -> Path | None:

@@ -33,6 +33,7 @@ from pydantic import field_validator
 from pydantic_core import PydanticCustomError
 from starlette.concurrency import run_in_threadpool
 
+from penstock.config.algorithm_sections import TokenPPOSection
 from penstock.config.run_folder import NoPlainFile, open_regular, opener, read_whole
 from penstock.gateway.accounts.principal import Membership
 from penstock.gateway.application import Service
@@ -47,8 +48,15 @@ from penstock.gateway.store.tables import JobState
 from penstock.registry.ratings import KeptRating, Rating
 from penstock.registry.registry import Registry
 from penstock.runtime.output_file import sync_folder
-from penstock.workloads.rlhf.artefacts import BESIDE, MANIFEST, RESULTS, name_base
-from penstock.workloads.rlhf.preparation import BASE_MODEL, FEEDBACK, REWARD_MODEL
+from penstock.workloads.rlhf.preparation import (
+    BASE_MODEL,
+    BESIDE,
+    FEEDBACK,
+    MANIFEST,
+    RESULTS,
+    REWARD_MODEL,
+    name_base,
+)
 
 KIND: Final = "rlhf"
 ASPECT: Final = "overall"
@@ -253,16 +261,25 @@ class TrainedPolicy(Answer):
     rewardStd: float | None  # noqa: N815
 
 
+class ModelConfig(Answer):
+    """What would be trained. base_model: its folder, or of what the training makes it, as `words`."""
+
+    base_model: str
+    use_lora: bool
+    learning_rate: float
+    max_steps: int
+
+
 class TrainingEstimate(Answer):
     """The estimate of a training, and its feedback. scoreMean, scoreStd: null where all feedback is pairs."""
 
-    dry_run: Literal[True]
+    status: Literal["dry_run"]
     feedbackCount: int  # noqa: N815
     estimatedSteps: int  # noqa: N815
     estimatedTimeMinutes: float  # noqa: N815
     scoreMean: float | None  # noqa: N815
     scoreStd: float | None  # noqa: N815
-    modelConfig: dict[str, Any]  # noqa: N815
+    modelConfig: ModelConfig  # noqa: N815
 
 
 class TrainingGoesOn(Answer):
@@ -426,13 +443,24 @@ async def _dry_run(
             more_facts=asked,
         )
     return {
-        "dry_run": True,
+        "status": "dry_run",
         "feedbackCount": found.facts["feedbackCount"],
         "estimatedSteps": found.numbers["maxSteps"],
         "estimatedTimeMinutes": round(found.dry_run["seconds"] / 60, 2),
         "scoreMean": found.facts["scoreMean"],
         "scoreStd": found.facts["scoreStd"],
-        "modelConfig": {**found.model, **found.numbers},
+        "modelConfig": _model_config(found.recipe, found.numbers),
+    }
+
+
+def _model_config(recipe: Mapping[str, Any], numbers: Mapping[str, float]) -> dict[str, Any]:
+    kwargs, policy = (recipe.get(one, {}).get("kwargs", {}) for one in ("environment", "policy"))
+    default = TokenPPOSection.model_fields["learning_rate"].default
+    return {
+        "base_model": kwargs.get("model") or policy.get("model") or kwargs.get("task", ""),
+        "use_lora": policy.get("lora", True),
+        "learning_rate": numbers.get("learningRate", recipe["algorithm"].get("learning_rate", default)),
+        "max_steps": numbers["maxSteps"],
     }
 
 

@@ -34,6 +34,10 @@ S = TypeVar("S")
 BASE_MODEL: Final = "base_model"
 FEEDBACK: Final = "feedback.jsonl"
 REWARD_MODEL: Final = "reward_model"
+MANIFEST: Final = "manifest.json"
+RESULTS: Final = "training_results.json"
+BESIDE: Final = f"./{BASE_MODEL}"
+"""The base model of the models that are exported with it, from the folder that holds all of them."""
 _PLACES: Final = (
     *("model", "prompts", "feedback", "reward", "conversations"),
     *("guard_rules", "guard_classifier"),
@@ -320,3 +324,12 @@ def _teach(section: Language, files: list[Path], folder: Path, seed: int, progre
     if after is not None:
         measured = f"; of {result['held_out']} held out: loss {before:.3g} before, {after:.3g} after"
     progress.say(f"the model has learned {result['conversations']} conversations{measured}")
+
+
+def name_base(model: Path, old: str | Path, new: str) -> None:
+    """Replace the name of the base model in a model's files. old: its name there, or its folder."""
+    for file in model.glob("*.json"):
+        text = file.read_text()
+        for name in {str(old), str(Path(old).resolve())}:
+            text = text.replace(json.dumps(name), json.dumps(new))
+        file.write_text(text)

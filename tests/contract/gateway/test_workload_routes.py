@@ -21,9 +21,11 @@ from penstock.workloads.goals.injection_journal import VETOES, last_switch
 from penstock.workloads.language.feedback import Source, parse_scale, read, summary
 from penstock.workloads.language.pretraining import tiny_models
 from penstock.workloads.language.settings import RewardTraining
-from penstock.workloads.rlhf.policy_service import FeedbackTraining, service
+from penstock.workloads.rlhf.policy_service import FeedbackTraining, TrainingEstimate, service
+from penstock.workloads.rlhf.preparation import MANIFEST, RESULTS
 from tests.support.chat.chat_stand import chat_app, upstream_of
 from tests.support.gateway.job_templates import goal, write_goals
+from tests.support.gateway.printed_answers import ASKED, DRY_RUN, GIVEN, LISTED, TRAINED, differences
 from tests.support.gateway.small_gateway import SmallGateway
 from tests.support.language.text_stand import WORDS, teach
 from tests.support.language.tiny_models import chat_tokenizer
@@ -205,6 +207,30 @@ def test_a_training_that_failed_is_500_with_its_cause(gateway: SmallGateway, edi
     reply = post(gateway, TRAIN, editor, {}, **asked)
     assert (reply.status_code, reply.json()["error"]) == (500, "training_failed")
     assert reply.json()["detail"] == "no room on the disk"
+
+
+def test_the_printed_examples_are_answered_field_by_field(
+    gateway: SmallGateway, editor: dict[str, str], tmp_path: Path
+) -> None:
+    give(gateway, editor, 9)
+    assert post(gateway, FEEDBACK, editor, GIVEN).status_code == 200
+    key = {"Idempotency-Key": "k"}
+    job = post(gateway, TRAIN, editor, ASKED, Prefer="wait=0", **key).json()["policyId"]
+    run = tmp_path / "job" / "run"
+    for made in ("policies/v1", "reward_model"):
+        (run / made).mkdir(parents=True)
+    (run / MANIFEST).write_text('{"policy": "policies/v1"}')
+    (run / RESULTS).write_text("{}")
+    summary = {"updates": 1000, "evaluation": {"mean": 0.75, "std": 0.12}}
+    outcome = Outcome(state=JobState.FINISHED, summary=summary)
+    found = gateway.accounts.look(lambda session: job_queue.get(session, "alpha", job))
+    places = {"folder": run.parent, "models": tmp_path / "models"}
+    conclusion = FeedbackTraining().conclude(found, outcome, [], **places)
+    gateway.accounts.run(lambda session, now: job_queue.settle(session, now, job, outcome, conclusion))
+    assert differences(TRAINED, post(gateway, TRAIN, editor, ASKED, **key).json()) == []
+    assert differences(LISTED, gateway.get(POLICIES, editor).json()) == []
+    config = DRY_RUN["modelConfig"] | {"max_steps": 1000}
+    TrainingEstimate.model_validate(DRY_RUN | {"modelConfig": config})
 
 
 def test_a_deletion_names_the_trainings_that_used_it(gateway: SmallGateway, editor: dict[str, str]) -> None:

@@ -68,12 +68,16 @@ def test_logs_and_metrics_of_a_gateway_hold_no_secret_and_no_query(folder: Path)
 def test_a_gateway_loads_neither_torch_nor_redis() -> None:
     code = (
         "import json, sys, penstock.launch.gateway.gateway_commands, penstock.gateway.process\n"
-        "print(json.dumps(sorted(sys.modules)))"
+        "alone = sorted(sys.modules)\n"
+        "import penstock.workloads.goals.http.goals_service, penstock.workloads.rlhf.policy_service\n"
+        "print(json.dumps([alone, sorted(sys.modules)]))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     absent = {"torch", "safetensors", "gymnasium", "redis", "hiredis"}
+    alone, with_services = map(set, json.loads(done.stdout))
+    assert with_services & absent == set()
     absent |= {f"penstock.{room}" for room in ("broker", "actor", "learner", "workloads")}
-    assert set(json.loads(done.stdout)) & absent == set()
+    assert alone & absent == set()
 
 
 @pytest.mark.skipif(find_programs() is None, reason="no PostgreSQL server found")

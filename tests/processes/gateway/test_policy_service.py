@@ -19,6 +19,7 @@ import httpx2
 
 from tests.support.gateway import agent_program
 from tests.support.gateway.gateway_stand import end_jobs, new_token
+from tests.support.gateway.printed_answers import DRY_RUN, LISTED, TRAINED, differences
 from tests.support.run.harness import GatewayProcess
 
 SHIPPED: Final = Path(__file__).parents[3] / "penstock" / "recipes" / "service"
@@ -71,11 +72,9 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 def check_trained(service: Service, steps: int) -> None:
     result, folder = service.program["result"], service.folder
-    assert result.keys() == {
-        *("status", "policyId", "version", "modelPath", "rewardModelPath"),
-        *("feedbackCount", "trainingSteps", "rewardMean", "rewardStd"),
-    }
-    assert (result["status"], result["version"], result["feedbackCount"]) == ("trained", "v15", 15)
+    assert differences(TRAINED, result) == []
+    assert differences(LISTED, service.program["rows"]) == []
+    assert (result["version"], result["feedbackCount"]) == ("v15", 15)
     assert result["trainingSteps"] == steps
     assert service.program["trained"] == ["v15", result["rewardMean"], result["rewardStd"]]
     assert result["rewardStd"] >= 0
@@ -93,15 +92,14 @@ def check_trained(service: Service, steps: int) -> None:
 @pytest.mark.slow
 def test_train_policy_dry_run(service: Service) -> None:
     dry = service.program["dry"]
-    assert dry.keys() == {
-        *("dry_run", "feedbackCount", "estimatedSteps", "estimatedTimeMinutes"),
-        *("scoreMean", "scoreStd", "modelConfig"),
-    }
-    assert (dry["dry_run"], dry["feedbackCount"], dry["estimatedSteps"]) == (True, 15, QUICK)
+    assert differences(DRY_RUN, dry) == []
+    assert (dry["feedbackCount"], dry["estimatedSteps"]) == (15, QUICK)
     assert dry["scoreMean"] == pytest.approx(0.7)
     assert dry["scoreStd"] == pytest.approx(0.02**0.5)
     assert dry["estimatedTimeMinutes"] > 0
-    assert dry["modelConfig"]["maxSteps"] == QUICK
+    assert dry["modelConfig"] == {
+        "base_model": "words", "use_lora": True, "learning_rate": 2e-3, "max_steps": QUICK
+    }  # fmt: skip
 
 
 @pytest.mark.slow

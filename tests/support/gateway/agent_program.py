@@ -34,6 +34,7 @@ def main(base: str, max_steps: int) -> None:
         "trained": [result["version"], result["rewardMean"], result["rewardStd"]],
         "listed": [[one["version"], one["metrics"]["rewardMean"]] for one in listed],
         "result": result,
+        "rows": listed,
     }
     sys.stdout.write(json.dumps(found))
 
