@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Final, NamedTuple
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import ColumnElement, delete, func, select
 from sqlalchemy.orm import Session
 
 from penstock.registry.models import FeedbackRow
@@ -63,11 +63,15 @@ def add(
 
 def delete_of(session: Session, project: str, caller: str) -> int:
     """Delete the late rewards that a caller reported for policies `PROJECT/…`; returns their number."""
-    of_project = FeedbackRow.policy.startswith(f"{project}/", autoescape=True)
-    own = of_project & (FeedbackRow.caller == _digest(caller))
-    count = session.scalar(select(func.count()).select_from(FeedbackRow).where(own)) or 0
-    session.execute(delete(FeedbackRow).where(own))
+    count = count_of(session, project, caller)
+    session.execute(delete(FeedbackRow).where(_own(project, caller)))
     return count
+
+
+def count_of(session: Session, project: str, caller: str) -> int:
+    """Return the number of late rewards that a caller reported for policies `PROJECT/…`."""
+    own = _own(project, caller)
+    return session.scalar(select(func.count()).select_from(FeedbackRow).where(own)) or 0
 
 
 def read(session: Session, policy: str, after: int = 0, limit: int = 1000) -> tuple[Feedback, ...]:
@@ -75,6 +79,11 @@ def read(session: Session, policy: str, after: int = 0, limit: int = 1000) -> tu
     wanted = select(FeedbackRow).where(FeedbackRow.policy == policy, FeedbackRow.number > after)
     rows = session.scalars(wanted.order_by(FeedbackRow.number).limit(limit))
     return tuple(Feedback(row.number, row.episode, row.step, row.amount, row.time) for row in rows)
+
+
+def _own(project: str, caller: str) -> ColumnElement[bool]:
+    of_project = FeedbackRow.policy.startswith(f"{project}/", autoescape=True)
+    return of_project & (FeedbackRow.caller == _digest(caller))
 
 
 def _digest(caller: str) -> str:

@@ -8,11 +8,11 @@ import json
 import math
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
-from sqlalchemy import ColumnElement, case, func, select, update
+from sqlalchemy import ColumnElement, case, func, insert, select, update
 from sqlalchemy import delete as sql_delete
 from sqlalchemy.orm import Session
 
@@ -30,18 +30,13 @@ class RatingBounds:
     text_bytes: int
 
 
-def bytes_of(row: RatingRow) -> int:
-    prompt = row.prompt if isinstance(row.prompt, str) else json.dumps(row.prompt)
-    return sum(len(text.encode()) for text in (prompt, row.response, row.rejected or "", row.notes))
-
-
-def count(session: Session, rows: Sequence[RatingRow], bounds: RatingBounds | None) -> None:
+def count(session: Session, rows: Sequence[dict[str, Any]], bounds: RatingBounds | None) -> None:
     """Count rows that have just been stored; raises NoRoom where a project exceeds its bounds.
 
     Called last in a transaction, because other ratings of the project wait from here until it ends.
     """
-    for project in sorted({row.project for row in rows} - {""}):
-        own = [row.text_bytes for row in rows if row.project == project]
+    for project in sorted({row["project"] for row in rows} - {""}):
+        own = [row["text_bytes"] for row in rows if row["project"] == project]
         ratings, text_bytes = _change(session, project, len(own), sum(own))
         if bounds is not None and ratings > bounds.ratings:
             raise NoRoom("ratings", bounds.ratings)
@@ -142,17 +137,38 @@ class RatedConversation:
     is_well: bool
 
 
+def prepared(policy: str, new: Sequence[Rating]) -> list[tuple[KeptRating, dict[str, Any]]]:
+    """Return new ratings with their rows, made before the transaction, for which other writers wait."""
+    now = datetime.now(UTC)
+    kept = [
+        KeptRating(number=0, public_id=secrets.token_hex(16), policy=policy, rating=one, created=now)
+        for one in new
+    ]
+    return [(one, _row(one)) for one in kept]
+
+
 def add(
-    session: Session, policy: str, new: Sequence[Rating], bounds: RatingBounds | None = None
+    session: Session, new: Sequence[tuple[KeptRating, dict[str, Any]]], bounds: RatingBounds | None = None
 ) -> tuple[KeptRating, ...]:
-    """Store ratings of responses of a policy, all or none; each `request_key` counts once.
+    """Store ratings that are `prepared`, all or none; each `request_key` of a policy counts once.
 
     bounds: of each project. Raises NotAllowed for a key of another rating, NoRoom.
     """
-    now, added = datetime.now(UTC), list[RatingRow]()
-    kept = tuple(_record(_stored(session, policy, rating, now, added)) for rating in new)
-    count(session, added, bounds)
-    return kept
+    known, rows, kept = _known(session, new), list[dict[str, Any]](), list[KeptRating]()
+    for one, row in new:
+        key = one.rating.request_key
+        same = one if key is None else known.setdefault(key, one)
+        if same is one:
+            rows.append(row)
+        elif same.rating != one.rating:
+            raise NotAllowed("this key came with another rating before: a new rating needs a key of its own")
+        kept.append(same)
+    numbers = dict[str, int]()
+    if rows:
+        inserted = insert(RatingRow).returning(RatingRow.public_id, RatingRow.number)
+        numbers = dict(session.execute(inserted, rows).all())
+        count(session, rows, bounds)
+    return tuple(replace(one, number=numbers.get(one.public_id, one.number)) for one in kept)
 
 
 def numbers_of(session: Session, project: str, rater: str) -> dict[str, list[int]]:
@@ -246,26 +262,24 @@ def _own(project: str, rater: str) -> tuple[ColumnElement[bool], ColumnElement[b
     return RatingRow.project == project, RatingRow.rater == rater
 
 
-def _stored(
-    session: Session, policy: str, rating: Rating, now: datetime, added: list[RatingRow]
-) -> RatingRow:
-    """Return the row of a rating; a new row is also appended to `added`."""
-    known = None
-    if rating.request_key is not None:
-        same = (RatingRow.policy == policy) & (RatingRow.request_key == rating.request_key)
-        known = session.scalar(select(RatingRow).where(same))
-    if known is None:
-        prompt = rating.prompt if isinstance(rating.prompt, str) else [dict(turn) for turn in rating.prompt]
-        own = values(Rating, rating) | {"prompt": prompt}
-        row = RatingRow(**own, policy=policy, created=now, public_id=secrets.token_hex(16))
-        row.text_bytes = bytes_of(row)
-        session.add(row)
-        session.flush()
-        added.append(row)
-        return row
-    if _record(known).rating != rating:
-        raise NotAllowed("this key came with another rating before: a new rating needs a key of its own")
-    return known
+def _known(session: Session, new: Sequence[tuple[KeptRating, dict[str, Any]]]) -> dict[str, KeptRating]:
+    """Return the stored ratings that have keys of new ones, by key."""
+    keys = sorted({one.rating.request_key for one, _ in new if one.rating.request_key is not None})
+    same = RatingRow.policy.in_({one.policy for one, _ in new}) & RatingRow.request_key.in_(keys)
+    return {str(row.request_key): _record(row) for row in session.scalars(select(RatingRow).where(same))}
+
+
+def _row(kept: KeptRating) -> dict[str, Any]:
+    rating, prompt = kept.rating, kept.rating.prompt
+    if not isinstance(prompt, str):
+        prompt = [dict(turn) for turn in prompt]
+    texts = (
+        prompt if isinstance(prompt, str) else json.dumps(prompt),
+        *(rating.response, rating.rejected or "", rating.notes),
+    )
+    own = {"policy": kept.policy, "public_id": kept.public_id, "created": kept.created}
+    size = sum(len(text.encode()) for text in texts)
+    return values(Rating, rating) | own | {"prompt": prompt, "text_bytes": size}
 
 
 def _record(row: RatingRow) -> KeptRating:

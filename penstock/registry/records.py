@@ -260,6 +260,10 @@ class Unavailable(RegistryError, OSError):
     """The database does not answer."""
 
 
+class Busy(Unavailable):
+    """Other writers have held the database all the time: nothing was done."""
+
+
 # ---- The file of a registry that is only read: SQLite then creates no files next to it.
 
 

@@ -12,7 +12,7 @@ where none runs) publishes a rollback as a new version (`record_rollback`).
 
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -33,7 +33,7 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError, OperationalError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool
 
@@ -44,6 +44,7 @@ from penstock.registry import traffic as routed
 from penstock.registry import versions
 from penstock.registry.models import Base
 from penstock.registry.records import (
+    Busy,
     Conflict,
     RegistryError,
     SchemaMismatch,
@@ -56,7 +57,8 @@ from penstock.runtime.retry import full_jitter, retry
 # ---- The database behind the registry, and behind the accounts of a gateway.
 #
 # SQLite (write-ahead log, one writer at a time; on a local disk) or PostgreSQL (serialisable). A transaction
-# that conflicts with another one is repeated for at most RETRY_S, then it raises Conflict.
+# that conflicts with another one is repeated for at most RETRY_S, then it raises Busy, or Conflict for
+# a row that another one has added.
 
 T = TypeVar("T")
 
@@ -204,24 +206,23 @@ class Database:
                 give_up_s=RETRY_S,
                 delays=full_jitter(0.01, 0.5),
             )
-        except OperationalError as error:
-            if _lost(error):
-                raise self._conflict(error) from error
-            raise Unavailable(f"{self.called} {self.shown} does not answer: {error.orig}") from error
         except DBAPIError as error:
             if _lost(error):
-                raise self._conflict(error) from error
+                raise self._given_up(error) from error
+            if isinstance(error, OperationalError):
+                raise Unavailable(f"{self.called} {self.shown} does not answer: {error.orig}") from error
             if getattr(error.orig, "sqlite_errorname", "") in _NO_DATABASE:
                 raise SchemaMismatch(
                     f"{self.called} {self.shown}: {error.orig}; name another file"
                 ) from error
             raise  # a constraint that this package should have checked: a defect
 
-    def _conflict(self, error: DBAPIError) -> Conflict:
-        return Conflict(
-            f"{self.called} {self.shown}: others kept changing the same rows for {RETRY_S:g} s "
-            f"({error.orig}): look at the state and try again"
-        )
+    def _given_up(self, error: DBAPIError) -> Conflict | Busy:
+        """Return the error of a transaction that was repeated in vain; only rows can be the same thing."""
+        said = f"{self.called} {self.shown}: for {RETRY_S:g} s others kept "
+        if isinstance(error, IntegrityError):
+            return Conflict(f"{said}adding the same row ({error.orig}): look at the state and try again")
+        return Busy(f"{said}writing ({error.orig}): nothing was changed; try again")
 
 
 def _lost(error: Exception) -> bool:
@@ -397,8 +398,15 @@ class Registry:
     add_feedback = _method(Database.write, late.add)
     delete_feedback = _method(Database.write, late.delete_of)
     feedback = _method(Database.read, late.read)
+    feedback_count = _method(Database.read, late.count_of)
 
-    add_ratings = _method(Database.write_together, rated.add)
+    def add_ratings(
+        self, policy: str, new: Sequence[rated.Rating], bounds: rated.RatingBounds | None = None
+    ) -> tuple[rated.KeptRating, ...]:
+        """Store ratings of responses of a policy; see `ratings.add`."""
+        made = rated.prepared(policy, new)
+        return self.database.write_together(lambda session: rated.add(session, made, bounds))
+
     rating_numbers = _method(Database.read, rated.numbers_of)
     delete_ratings = _method(Database.write, rated.delete)
     tally = _method(Database.read, rated.tally)

@@ -12,6 +12,7 @@ import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import islice
 from pathlib import Path
 from shutil import copyfileobj
 from tempfile import SpooledTemporaryFile
@@ -36,14 +37,17 @@ _MOST_DIGITS: Final = 400
 class RowFile:
     """Rows by number, from 1. unit: what the numbers count, `line` or `item`."""
 
-    def __init__(self, file: IO[bytes], copy: IO[bytes]) -> None:
-        """Read a file that can seek. copy: an empty one for its lines, where it has not one row a line."""
+    def __init__(self, file: IO[bytes], copy: IO[bytes], most_rows: int | None = None) -> None:
+        """Read a file that can seek. copy: an empty one for its lines, where it has not one row a line.
+
+        most_rows: of a list, those that are read; None: all.
+        """
         head = file.read(_HEAD_BYTES)
         file.seek(0)
         self.unit, self._file = "line", file
         if head.removeprefix(_BOM).lstrip()[:1] == b"[":
             self.unit, self._file = "item", copy
-            copy.writelines(_items(file.read(MAX_LIST_BYTES + 1)))
+            copy.writelines(islice(_items(file.read(MAX_LIST_BYTES + 1)), most_rows))
         elif b"\n" not in head and b"\r" in head[:-1]:
             self._file = copy
             copy.writelines(part.replace(b"\r", b"\n") for part in iter(lambda: file.read(_HEAD_BYTES), b""))
@@ -70,9 +74,9 @@ class RowFile:
             yield rows
 
     @classmethod
-    def of_bytes(cls, content: bytes) -> "RowFile":
+    def of_bytes(cls, content: bytes, most_rows: int | None = None) -> "RowFile":
         """Return the rows of a body; raises ValueError for a list of more than MAX_LIST_BYTES."""
-        return cls(io.BytesIO(content), io.BytesIO())
+        return cls(io.BytesIO(content), io.BytesIO(), most_rows)
 
     def lines(self, most_bytes: int = MAX_ROW_BYTES) -> Iterator[tuple[int, int, bytes]]:
         """Yield number, place and content of each line that is not blank.

@@ -19,6 +19,7 @@ from sqlalchemy import text
 from penstock.registry.records import (
     MAX_PINNED,
     Action,
+    Busy,
     Conflict,
     DifferentBytes,
     Evaluation,
@@ -517,7 +518,7 @@ Database(sys.argv[1]).write(promote)
     assert Status.ACTIVE is registry.promote("default", 1, "again", by="ada").status
 
 
-def test_a_database_that_stays_busy_raises_a_conflict(
+def test_a_database_that_others_keep_locked_is_busy_and_unchanged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.registry.registry.BUSY_S", 0.05)
@@ -528,7 +529,7 @@ def test_a_database_that_stays_busy_raises_a_conflict(
         holder = sqlite3.connect(file, isolation_level=None)
         holder.execute("BEGIN IMMEDIATE")
         started = time.monotonic()
-        with pytest.raises(Conflict, match="database is locked.*try again"):
+        with pytest.raises(Busy, match="database is locked.*nothing was changed; try again"):
             registry.promote("default", 1, "x", by="ada")
         assert time.monotonic() - started < 10
         assert {1: "candidate"} == statuses(registry)

@@ -32,7 +32,7 @@ from penstock.gateway.accounts.principal import (
 )
 from penstock.gateway.jobs.job_records import CannotSteer
 from penstock.protocol.limits import MIB
-from penstock.registry.records import Conflict, NotAllowed, RegistryError, Unavailable
+from penstock.registry.records import Busy, Conflict, NotAllowed, RegistryError, Unavailable
 from penstock.rpc.gate import Exceeded, RateLimits, Rates
 
 log = logging.getLogger(__name__)
@@ -151,6 +151,10 @@ def _of_database(error: RegistryError) -> ApiError:
             return ApiError(409, "others changed the same thing at the same time: look at it and try again")
         case NotAllowed():
             return ApiError(409, str(error))
+        case Busy():
+            return ApiError(
+                503, "a database is busy with other writes: nothing was changed; try again", retry_s=1
+            )
         case Unavailable():
             log.warning("a database does not answer", extra={"error": str(error)})
             return ApiError(503, "a database does not answer now: try again", retry_s=5)

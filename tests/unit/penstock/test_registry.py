@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from sqlalchemy import event
 
 from penstock.registry import feedback
 from penstock.registry.canary import ClientReturn, Window
@@ -392,6 +393,20 @@ def test_ratings_are_read_unchanged(registry: Registry) -> None:
     assert given == [kept.rating for kept in (*first, *rest)]
     assert given[:2] == [kept.rating for kept in of_one]
     assert "other" == rest[-1].policy
+
+
+def test_many_ratings_are_written_in_few_statements(registry: Registry) -> None:
+    statements = list[str]()
+
+    def note(_connection: Any, _cursor: Any, statement: str, *_more: Any) -> None:
+        statements.append(statement)
+
+    event.listen(registry.database._engine, "before_cursor_execute", note)
+    new = [Rating(prompt=CHAT, response=f"{one}", score=0.5, request_key=f"k{one}") for one in range(3000)]
+    kept = registry.add_ratings("default", new)
+    assert [one.rating for one in kept] == new
+    assert kept == registry.add_ratings("default", new) == registry.ratings("default", limit=3000)
+    assert len(statements) < 30
 
 
 def test_the_newest_score_of_a_conversation_counts(registry: Registry) -> None:
