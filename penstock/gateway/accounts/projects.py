@@ -122,6 +122,8 @@ def set_role(
             _keep_an_owner(session, row)
         row.role = role
         withdraw(session, now, project=project, user=user, role=role, by=by)
+    else:
+        return
     subject, facts = f"user/{user}", {"role": role, **detail}
     audit.note(session, now, by=by, action="member set", project=project, subject=subject, **facts)
 

@@ -3,6 +3,7 @@
 import contextlib
 import re
 import threading
+import unicodedata
 from datetime import datetime, timedelta
 from hashlib import sha256
 from typing import Final
@@ -10,7 +11,7 @@ from typing import Final
 from argon2 import PasswordHasher
 from argon2.exceptions import InvalidHashError, VerificationError, VerifyMismatchError
 from argon2.profiles import RFC_9106_LOW_MEMORY
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, or_, select, update
 from sqlalchemy.orm import Session
 
 from penstock.gateway.accounts import audit
@@ -92,6 +93,10 @@ def end_sessions(session: Session, now: datetime, user: str, *, reason: str) -> 
 
 MIN_LENGTH: Final = 12
 MAX_LENGTH: Final = 256
+MAX_TYPED: Final = 4 * MAX_LENGTH
+"""A composed character is typed as up to four."""
+_FORM: Final = "NFKC"
+"""Of a password before it is hashed, because keyboards and browsers compose characters differently."""
 _AT_ONCE: Final = threading.BoundedSemaphore(2)
 
 _hasher = PasswordHasher.from_parameters(RFC_9106_LOW_MEMORY)
@@ -100,6 +105,7 @@ _nobodys = _hasher.hash("of no account")
 
 def hash_password(password: str, *, name: str) -> str:
     """Return the encoded hash of a new password; raises BadInput as `check_password` does."""
+    password = unicodedata.normalize(_FORM, password)
     check_password(password, name=name)
     with _AT_ONCE:
         encoded: str = _hasher.hash(password)
@@ -120,10 +126,16 @@ def check_password(password: str, *, name: str) -> None:
 def is_password(encoded: str | None, password: str) -> bool:
     """Return whether a password matches the encoded hash; takes the same time without a hash (None).
 
-    No password matches a hash that cannot be read: the operator sets a new password then.
+    No password matches a hash that cannot be read: the operator sets a new password then. Hashes of earlier
+    releases are of the password as it was typed, which browsers mostly compose (NFC).
     """
-    if len(password) > MAX_LENGTH:
+    if len(password) > MAX_TYPED:
         return False
+    forms = [*(unicodedata.normalize(form, password) for form in (_FORM, "NFC")), password]
+    return any(_is_form(encoded, one) for one in dict.fromkeys(forms) if len(one) <= MAX_LENGTH)
+
+
+def _is_form(encoded: str | None, password: str) -> bool:
     with _AT_ONCE:
         try:
             _hasher.verify(encoded or _nobodys, password)
@@ -141,6 +153,8 @@ def is_password(encoded: str | None, password: str) -> bool:
 # ---- Limits on attempts to sign in: per account and address, per address, and per account.
 
 WINDOW: Final = timedelta(minutes=15)
+AHEAD: Final = timedelta(minutes=1)
+"""How far the clock of another gateway may be ahead; attempts beyond it were counted by a wrong clock."""
 MOST_OF_BOTH: Final = 10
 MOST_OF_ADDRESS: Final = 50
 MOST_OF_ACCOUNT: Final = 200
@@ -148,7 +162,8 @@ MOST_OF_ACCOUNT: Final = 200
 
 def count_attempt(session: Session, now: datetime, *, account: str, address: str) -> float:
     """Count an attempt; returns the seconds to wait beyond the limit, else 0."""
-    session.execute(delete(AttemptRow).where(AttemptRow.since < now - WINDOW))
+    is_over = or_(AttemptRow.since < now - WINDOW, AttemptRow.since > now + AHEAD)
+    session.execute(delete(AttemptRow).where(is_over))
     refused_s = _count(session, now, _subject("address", address), MOST_OF_ADDRESS)
     if refused_s:  # beyond its limit an address adds no rows, whatever names it tries
         return refused_s

@@ -10,6 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import httpx2
 import pytest
+from fastapi.testclient import TestClient
 from sqlalchemy import func, select
 
 from penstock.gateway.accounts.oidc import Newcomers, ProviderSettings
@@ -141,6 +142,31 @@ def test_passwords_cannot_be_tried_for_long(small_gateway: SmallGateway) -> None
     assert 0 < int(replies[-1].headers["retry-after"]) <= 900
     small_gateway.clock.pass_time(minutes=16)
     assert small_gateway.sign_in(grant_type="password", username="eve", password="x").status_code == 401
+
+
+def test_attempts_that_a_clock_ahead_has_counted_lock_nobody_out(ada: SmallGateway) -> None:
+    def codes() -> list[int]:
+        said = {"grant_type": "password", "username": "ada"}
+        return [ada.sign_in(**said, password="x").status_code for _ in range(MOST_OF_BOTH + 1)]
+
+    ada.clock.pass_time(days=1)
+    assert codes()[-1] == 429
+    ada.clock.pass_time(days=-1)
+    assert ada.sign_in(grant_type="password", username="ada", password=PASSWORD).status_code == 200
+    assert codes()[-1] == 429
+    ada.clock.pass_time(seconds=-5)  # as of another gateway
+    assert codes() == [429] * (MOST_OF_BOTH + 1)
+
+
+def test_attempts_from_one_network_of_ipv6_count_together(ada: SmallGateway) -> None:
+    def code(address: str, name: str) -> int:
+        client = TestClient(ada.client.app, base_url=ADDRESS, client=(address, 1))
+        said = {"grant_type": "password", "username": name, "password": "x"}
+        return client.post("/api/auth/token", data=said).status_code
+
+    codes = [code(f"2001:db8:0:1:{n:x}::1", f"name-{n}") for n in range(MOST_OF_ADDRESS + 1)]
+    assert codes == [401] * MOST_OF_ADDRESS + [429]
+    assert code("2001:db8:0:2::1", "name") == 401
 
 
 def test_many_people_may_sign_in_from_one_address(ada: SmallGateway) -> None:

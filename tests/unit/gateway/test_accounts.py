@@ -2,6 +2,7 @@ import asyncio
 import base64
 import json
 import sqlite3
+import unicodedata
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -13,8 +14,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from penstock.config.configuration_error import ConfigurationError
+from penstock.gateway.accounts.principal import BadInput
 from penstock.gateway.accounts.sessions import BadToken, Keys, make_keys, read_keys
-from penstock.gateway.accounts.users import hash_password, is_password
+from penstock.gateway.accounts.users import MAX_LENGTH, _hasher, hash_password, is_password
 from penstock.gateway.jobs.job_dispatcher import MOST_OF_PROJECT, DryRunTurns, NoTurn
 from penstock.gateway.store.tables import GATEWAY, Base, open_database
 from penstock.registry.records import SchemaMismatch
@@ -27,6 +29,20 @@ def test_a_hash_takes_64_mib_and_matches_only_its_password() -> None:
     assert is_password(encoded, "correct horse battery")
     assert not is_password(encoded, "correct horse batterz")
     assert not is_password(None, "correct horse battery")
+
+
+def test_a_password_matches_however_its_characters_are_composed() -> None:
+    composed, decomposed = (unicodedata.normalize(form, "Pässwörd-Bücher-\ufb01n") for form in ("NFC", "NFD"))
+    new, earlier = hash_password(decomposed, name="ada"), _hasher.hash(composed)
+    for encoded in (new, earlier):
+        assert [is_password(encoded, typed) for typed in (composed, decomposed)] == [True, True]
+        assert not is_password(encoded, composed.replace("ä", "a"))
+    assert is_password(new, unicodedata.normalize("NFKC", composed))
+    assert not is_password(None, composed)
+    typed = unicodedata.normalize("NFD", "ǘ" * (MAX_LENGTH - 6) + "abcdef")
+    assert is_password(hash_password(typed, name="ada"), typed)
+    with pytest.raises(BadInput):
+        hash_password("ﷺ" * 200, name="ada")  # more than MAX_LENGTH in the form that is hashed
 
 
 @pytest.mark.parametrize("kept", ["", "-", "plain text", "$argon2id$", "$argon2id$v=19$m=65536,t=3,p=4$x$y"])
