@@ -32,8 +32,9 @@ from penstock.gateway.frame.envelope import Doors, Envelope
 from penstock.gateway.frame.requests import EXPECTED, ApiError, CallLimits, refusal_of
 from penstock.gateway.jobs.job_records import CannotSteer, NoAnswer
 from penstock.gateway.store.tables import Role
-from penstock.registry.records import RegistryError, Unavailable
+from penstock.registry.records import Busy, RegistryError, Unavailable
 from penstock.registry.registry import Registry
+from penstock.rpc.address import counted_as
 
 if TYPE_CHECKING:  # they load what hashes passwords and signs tokens, which `penstock ui` does without
     from penstock.gateway.accounts.accounts import Accounts
@@ -77,8 +78,8 @@ def state_folder(request: Request) -> Path:
 
 
 def address_of(request: Request) -> str:
-    """Return the address that a request came from, "" where it is not known."""
-    return request.client.host if request.client is not None else ""
+    """Return what limits count the address of a request as, "" where it is not known."""
+    return counted_as(request.client.host) if request.client is not None else ""
 
 
 PROJECT_HEADER: Final = "Penstock-Project"
@@ -372,7 +373,7 @@ def audited(
 
     The block acts outside the database of accounts: in a registry, a run or a file. The row comes first, so
     that the action is audited even if the gateway is killed meanwhile. The row is deleted if the block raises
-    a refusal, which means that nothing was done; it stays if no answer comes, as the action may have
+    a refusal, or a database is busy: nothing was done; it stays if no answer comes, as the action may have
     happened.
 
     request: id of an order that is polled under this id; all polls share one row. refusals: further
@@ -395,6 +396,6 @@ def audited(
     try:
         yield
     except known as error:
-        if number is not None and not isinstance(error, _UNKNOWN):
+        if number is not None and (isinstance(error, Busy) or not isinstance(error, _UNKNOWN)):
             accounts.run(lambda session, _: audit.take_back(session, number))
         raise

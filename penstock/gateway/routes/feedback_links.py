@@ -205,7 +205,7 @@ def rate(request: Request, link: Link, body: LinkRating) -> dict[str, Any]:
         _opinion(LinkItem.model_validate(link.items[body.item]), body),
         project=link.project,
         rater=parts.accounts.pseudonym("rater", link.project, PURPOSE, link.rater or link.id),
-        request_key=f"link/{link.id}/{body.item}",
+        request_key=f"link {link.id} {body.item}",  # with blanks, which no key of a caller has
     )
     (kept,) = keep(parts, f"{link.project}/{link.agent}", [rating])
     RATINGS.labels("link").inc()

@@ -4,7 +4,7 @@ Ratings are stored in the registry under the policy `PROJECT/AGENT`. The rater i
 or of the user that a program speaks for. Late rewards are stored with those that reached a server of the
 policy too late for training: no training uses them, `penstock traces evaluate --late` does.
 
-Formats of JSON lines, in imports and exports:
+Formats of JSON lines, in imports (where they may be the items of one list) and exports:
 
     {"prompt", "response", "score", …}       a score of a response
     {"prompt", "chosen", "rejected", …}      which of two responses is better
@@ -16,10 +16,20 @@ Reward models are trained from the same names, so an export can be used for trai
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
+from itertools import islice
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
-from pydantic import Field, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PlainValidator,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+)
+from pydantic_core import PydanticCustomError
 from starlette.concurrency import run_in_threadpool
 
 from penstock.gateway.accounts import audit
@@ -34,6 +44,7 @@ from penstock.gateway.frame.requests import (
     Text,
     example,
     field_of,
+    storable,
 )
 from penstock.gateway.frame.route_access import (
     GuardedRoute,
@@ -49,6 +60,7 @@ from penstock.registry.feedback import MAX_EPISODE_ID_LENGTH, Feedback
 from penstock.registry.ratings import KeptRating, Rating
 from penstock.registry.records import NoRoom
 from penstock.registry.registry import Registry
+from penstock.registry.row_file import RowFile
 
 # ---- Bodies of requests: a score of a response, or the better one of two responses.
 
@@ -62,24 +74,62 @@ Notes = Annotated[Text, Field(max_length=MAX_TEXT)]
 Score = Annotated[Number, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
-class PromptAnswered(Body):
-    """A prompt, and the origin of the answer.
+def _prompt(value: Any) -> Any:
+    """Return a prompt; raises PydanticCustomError, which names the prompt and not a kind of it."""
+    turns = value if isinstance(value, list) else [{"role": "user", "content": value}]
+    texts = [text for one in turns if isinstance(one, dict) and one.keys() == _TURN for text in one.values()]
+    if not turns or len(texts) != len(_TURN) * len(turns) or not all(isinstance(one, str) for one in texts):
+        detail = "must be a text, or a list of messages, each with the texts `role` and `content`"
+        raise PydanticCustomError("no_prompt", detail)
+    size = sum(len(storable(one["role"])[64:] + storable(one["content"])) for one in turns)
+    if not value or size > MAX_TEXT:
+        raise PydanticCustomError("no_prompt", "must have 1 to {most} characters", {"most": MAX_TEXT})
+    return value
+
+
+def _alone(value: Any) -> Any:
+    """Return the text of a conversation of one message, as which some write a response; others unchanged."""
+    match value:
+        case [{"content": text}]:
+            return text
+        case _:
+            return value
+
+
+_TURN: Final = {"role", "content"}
+_MESSAGE: Final = {
+    "type": "object",
+    "properties": {name: {"type": "string"} for name in sorted(_TURN)},
+    "required": sorted(_TURN),
+    "additionalProperties": False,
+}
+_PROMPT: Final = {
+    "anyOf": [
+        {"type": "string", "minLength": 1, "maxLength": MAX_TEXT},
+        {"type": "array", "items": _MESSAGE, "minItems": 1},
+    ]
+}
+Prompt = Annotated[str | list[dict[str, str]], PlainValidator(_prompt), WithJsonSchema(_PROMPT)]
+Reply = Annotated[Long, BeforeValidator(_alone)]
+
+
+class Answered(Body):
+    """The origin of an answer.
 
     runId: id of a run of the caller. key: the aspect that is rated. conversation: its id at the caller.
     version: of the policy that responded.
     """
 
-    prompt: Long
     runId: Short = ""  # noqa: N815 - as callers of the service know it
     key: Annotated[Text, Field(min_length=1, max_length=64)] = "overall"
     version: Annotated[int, Field(ge=1, lt=2**63), NUMERIC] | None = None
     conversation: Annotated[Text, Field(max_length=128)] = ""
 
 
-class RatedResponse(PromptAnswered):
-    """A response to a prompt."""
+class PromptAnswered(Answered):
+    """A prompt, and the origin of the answer."""
 
-    response: Long
+    prompt: Long
 
 
 class Opinion(Body):
@@ -89,19 +139,22 @@ class Opinion(Body):
     notes: Notes = ""
 
 
-class NewFeedback(RatedResponse, Opinion):
+class NewFeedback(Answered, Opinion):
     """A response and its score.
 
-    rater: the user that the caller speaks for; only an opaque id is stored.
+    prompt: a text, or a conversation. response: a text, or a list of one message with it. rater: the user
+    that the caller speaks for; only an opaque id is stored.
     """
 
     model_config = example(prompt="2 + 2?", response="4", score=0.9, runId="run-1", notes="right")
 
+    prompt: Prompt
+    response: Reply
     rater: Short = ""
 
 
-class NewPair(PromptAnswered):
-    """Two responses to a prompt, of which one is preferred.
+class NewPair(Answered):
+    """Two responses to a prompt, of which one is preferred; `prompt` as of a score.
 
     chosen: the better one; `version` is of the policy that gave it. rejected: the other one. rater: the user
     that the caller speaks for; only an opaque id is stored.
@@ -109,8 +162,9 @@ class NewPair(PromptAnswered):
 
     model_config = example(prompt="2 + 2?", chosen="4", rejected="5")
 
-    chosen: Long
-    rejected: Long
+    prompt: Prompt
+    chosen: Reply
+    rejected: Reply
     notes: Notes = ""
     rater: Short = ""
 
@@ -156,7 +210,7 @@ ONLY_EXPORTED: Final = frozenset({"number", "id", "createdAt", "raterId"})
 
 
 def rating_row(kept: KeptRating) -> dict[str, Any]:
-    """Return a rating as a row of an export."""
+    """Return a rating as a row of an export. A key that a link made, with blanks, gives way to the id."""
     rating = kept.rating
     kind = (
         {"response": rating.response, "score": rating.score}
@@ -175,7 +229,7 @@ def rating_row(kept: KeptRating) -> dict[str, Any]:
         "key": rating.key,
         "version": rating.version,
         "conversation": rating.conversation,
-        "request": rating.request_key,
+        "request": kept.public_id if " " in (rating.request_key or "") else rating.request_key,
     }
 
 
@@ -195,19 +249,19 @@ def as_lines(rows: Iterable[dict[str, Any]]) -> str:
 
 
 def read_lines(content: bytes) -> Iterator[FeedbackRow | PairRow]:
-    """Yield the rows of JSON lines; raises ApiError that names the first wrong line, counted from 1."""
-    lines = content.splitlines()
-    if len(lines) > MAX_ROWS:
-        raise ApiError(413, f"{len(lines)} lines: send at most {MAX_ROWS} at a time")
-    for number, line in enumerate(lines, 1):
+    """Yield the rows of JSON lines, or of one list; raises ApiError that names the first wrong one."""
+    found = RowFile.of_bytes(content, most_rows=MAX_ROWS + 1)
+    if sum(1 for _ in islice(found.lines(), MAX_ROWS + 1)) > MAX_ROWS:
+        raise ApiError(413, f"more than {MAX_ROWS} rows: send at most {MAX_ROWS} at a time")
+    for number, _, line in found.lines():
         try:
-            yield _row(json.loads(line))
+            yield _row(json.loads(line.decode("utf-8-sig")))
         except ValidationError as error:
             first = error.errors()[0]
             field = field_of(first["loc"])
-            raise ApiError(422, f"line {number}: {field}: {first['msg']}", field=field) from error
+            raise ApiError(422, f"{found.unit} {number}: {field}: {first['msg']}", field=field) from error
         except (ValueError, RecursionError) as error:
-            raise ApiError(422, f"line {number}: not JSON") from error
+            raise ApiError(422, f"{found.unit} {number}: not JSON") from error
 
 
 def _row(row: Any) -> FeedbackRow | PairRow:
@@ -350,13 +404,18 @@ def export(
     },
 )
 async def take_in(request: Request, member: Member, agent_id: AgentId) -> dict[str, int]:
-    """Store ratings and pairs from JSON lines, all or none. An export can be sent unchanged."""
+    """Store ratings and pairs from JSON lines or a JSON list, all or none. An export can be sent unchanged.
+
+    `stored` counts rows with one `request` once.
+    """
     content = await request.body()
     return await run_in_threadpool(_take_in, parts_of(request), member, agent_id, content)
 
 
 @router.delete("/api/projects/{project}/raters/{rater}", response_model=Deletion)
-def forget_rater(request: Request, member: Member, rater: str) -> dict[str, Any]:
+def forget_rater(
+    request: Request, member: Member, rater: Annotated[str, Path(max_length=64)]
+) -> dict[str, Any]:
     """Delete every rating and late reward of a rater in this project, by the opaque id that an export shows.
 
     `trainedFrom` names the trainings that have read some of the ratings.
@@ -408,10 +467,12 @@ def _take_in(parts: Parts, member: Membership, agent: str, content: bytes) -> di
         rating_of(row, project=project, rater=rater_of(parts, member, row.rater), request_key=row.request)
         for row in read_lines(content)
     ]
+    if not new:
+        return {"stored": 0}
     with audited(parts, member, "feedback import", agent, lines=len(new)):
-        keep(parts, _policy(member, agent), new)
-    RATINGS.labels("lines").inc(len(new))
-    return {"stored": len(new)}
+        stored = len({one.number for one in keep(parts, _policy(member, agent), new)})
+    RATINGS.labels("lines").inc(stored)
+    return {"stored": stored}
 
 
 def _policy(member: Membership, agent: str) -> str:
@@ -424,6 +485,8 @@ def _forget(parts: Parts, by: Principal, project: str, rater: str) -> dict[str, 
     The audit is written first, so that it lacks no deletion if a database fails in between.
     """
     known = parts.registry.rating_numbers(project, rater)
+    if not known and not parts.registry.feedback_count(project, rater):
+        return {"deleted": 0, "lateRewards": 0, "trainedFrom": []}
     parts.accounts.run(
         lambda session, now: audit.note(
             session,

@@ -1,4 +1,5 @@
 import json
+import sqlite3
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,65 @@ def test_long_ratings_are_listed_a_few_at_a_time(
     assert len(numbers) == sent
 
 
+def test_an_import_takes_blank_lines_lists_and_conversations(
+    small_gateway: SmallGateway, editor: dict[str, str]
+) -> None:
+    talk = [{"role": "user", "content": "two and two?"}]
+    answers = {name: [{"role": "assistant", "content": name}] for name in ("chosen", "rejected")}
+    rows = [ONE, ONE | {"prompt": talk, "response": answers["chosen"]}, {"prompt": talk} | answers]
+    lines = [json.dumps(row) for row in rows]
+    contents = ["\n\r\n".join(["", *lines, " "]), json.dumps(rows, indent=1), "\ufeff" + json.dumps(rows)]
+    for content in contents:
+        reply = small_gateway.client.post(LINES, content=content.encode(), headers=editor)
+        assert (reply.status_code, reply.json()) == (201, {"stored": 3}), reply.text
+    kept = [one.rating for one in small_gateway.registry.ratings()]
+    said = [(one.prompt, one.response, one.rejected) for one in kept]
+    both = [(talk, "chosen", None), (talk, "chosen", "rejected")]
+    assert said == [(ONE["prompt"], ONE["response"], None), *both] * 3
+    once = small_gateway.client.post(PATH, json=rows[1], headers=editor)
+    assert once.status_code == 200, once.text
+    assert exported(small_gateway, editor)[-1]["prompt"] == talk
+    two = {"prompt": talk, "chosen": answers["chosen"] * 2, "rejected": "no"}
+    prompts: list[Any] = [[], [{}], "", {}, [talk]]
+    wrongs = [(ONE | {"prompt": prompt}, "prompt") for prompt in prompts]
+    for wrong, place in [(two, "chosen"), *wrongs]:
+        reply = small_gateway.client.post(LINES, content=json.dumps([ONE, wrong]), headers=editor)
+        assert (reply.status_code, reply.json()["field"]) == (422, place)
+        assert reply.json()["detail"].startswith(f"item 2: {place}: "), reply.text
+    many = f"[{'0,' * 3_000_000}0]"
+    assert small_gateway.client.post(LINES, content=many, headers=editor).status_code == 413
+
+
+def test_rows_of_an_import_with_one_key_are_stored_and_counted_once(
+    small_gateway: SmallGateway, editor: dict[str, str]
+) -> None:
+    keyed = json.dumps(ONE | {"request": "k"})
+    reply = small_gateway.client.post(LINES, content=f"{keyed}\n{json.dumps(ONE)}\n{keyed}", headers=editor)
+    assert (reply.status_code, reply.json()) == (201, {"stored": 2})
+    assert len(small_gateway.registry.ratings()) == 2
+    other = json.dumps(ONE | {"request": "k", "score": 0.1})
+    for content in (other, f"{json.dumps(ONE)}\n{other}"):
+        assert small_gateway.client.post(LINES, content=content, headers=editor).status_code == 409
+    assert len(small_gateway.registry.ratings()) == 2
+
+
+def test_a_database_that_others_keep_locked_is_answered_with_when_to_try_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.registry.registry.BUSY_S", 0.01)
+    monkeypatch.setattr("penstock.registry.registry.RETRY_S", 0.1)
+    gateway = SmallGateway.in_folder(tmp_path)
+    gateway.person("ada", "alpha", Role.OWNER)
+    ada, holder = gateway.bearer("ada"), sqlite3.connect(tmp_path / "registry.sqlite", isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    for path, sent in ((PATH, {"json": ONE}), (LINES, {"content": json.dumps(ONE)})):
+        reply = gateway.client.post(path, headers=ada, **sent)
+        assert (reply.status_code, reply.headers["retry-after"]) == (503, "1"), reply.text
+    assert "feedback import" not in gateway.actions()
+    holder.close()
+    assert gateway.client.post(PATH, json=ONE, headers=ada).status_code == 200
+
+
 def test_one_wrong_line_refuses_the_whole_request(
     small_gateway: SmallGateway, editor: dict[str, str]
 ) -> None:
@@ -139,6 +199,25 @@ def test_a_person_s_ratings_are_deleted_on_request(
     assert small_gateway.client.delete(path, headers=ada).json()["deleted"] == 1
     assert exported(small_gateway, editor) == lines[1:]
     assert small_gateway.actions("alpha").count("ratings deleted") == 2
+
+
+def test_what_changes_nothing_leaves_no_row_in_the_audit(
+    small_gateway: SmallGateway, editor: dict[str, str]
+) -> None:
+    ada, viewer = small_gateway.bearer("ada"), small_gateway.token("alpha", Role.VIEWER)
+    small_gateway.person("bob", "alpha", Role.VIEWER)
+    before, project = small_gateway.actions(), "/api/projects/alpha"
+    calls: list[tuple[str, str, dict[str, str], Any]] = [
+        ("DELETE", "/api/me/feedback", viewer, {}),
+        ("DELETE", f"{project}/raters/nobody", ada, {}),
+        ("PUT", f"{project}/members/{small_gateway.people['bob']}", ada, {"json": {"role": "viewer"}}),
+        ("POST", LINES, editor, {"content": b"\n"}),
+    ]
+    for method, path, headers, sent in calls:
+        assert small_gateway.client.request(method, path, headers=headers, **sent).status_code < 300, path
+    long = f"{project}/raters/{'x' * 20_000}"
+    assert small_gateway.client.delete(long, headers=ada).status_code == 422
+    assert small_gateway.actions() == before
 
 
 def test_an_action_that_cannot_be_audited_is_not_done(
@@ -410,6 +489,22 @@ def test_the_holder_of_a_link_rates_each_response_once(
     assert [one.rating.score for one in kept] == [0.9, 0.2]
     assert len({one.rating.rater for one in kept}) == 1
     assert "user-7" not in str(kept)
+
+
+def test_a_key_of_a_caller_takes_no_place_of_a_link(small_gateway: SmallGateway, ada: dict[str, str]) -> None:
+    link = made(small_gateway, ada)
+    for item, key in enumerate(f"link{blank}{link['id']}{blank}{{}}" for blank in "/ "):
+        keyed = {"Idempotency-Key": key.format(item)}
+        small_gateway.client.post(PATH, json=ONE, headers=ada | keyed)
+        row = json.dumps(ONE | {"request": key.format(item)})
+        small_gateway.client.post(LINKS.replace("links", "feedback"), content=row, headers=ada)
+        assert rated(small_gateway, link, item, 0.9).status_code == 200
+    export = small_gateway.get(LINES, ada).text
+    there = LINES.replace("my_agent", "other")
+    for _ in range(2):
+        assert small_gateway.client.post(there, content=export, headers=ada).status_code == 201
+    keys = [one.rating.request_key for one in small_gateway.registry.ratings("alpha/other")]
+    assert len(keys) == len(set(keys)) == 3
 
 
 def test_the_holder_of_a_link_chooses_between_two_responses(

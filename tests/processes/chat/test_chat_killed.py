@@ -111,7 +111,7 @@ def test_two_people_talk_while_each_process_of_the_run_is_killed(tmp_path: Path)
             person.end()
         with Registry.read(f"sqlite:///{run}/registry.sqlite") as registry:
             ratings = registry.ratings("default")
-    stored = Counter(str(one.rating.request_key).removeprefix("chat-") for one in ratings)
+    stored = Counter(str(one.rating.request_key).removeprefix("chat ") for one in ratings)
     kept = {thumb for person in people for thumb in person.kept}
     assert stored == Counter(stored.keys())
     assert kept <= stored.keys() <= kept.union(*(person.unsure for person in people))

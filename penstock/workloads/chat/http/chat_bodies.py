@@ -217,7 +217,7 @@ def rating_of(
         conversation=talk.name,
         version=answer.version or None,
         rater=talk.person,
-        request_key=f"chat-{body.id}",
+        request_key=f"chat {body.id}",
     )
 
 

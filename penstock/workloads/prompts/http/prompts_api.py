@@ -395,7 +395,7 @@ class PromptsApi:
                 score=score,
                 version=path.version or None,
                 rater=path.caller,
-                request_key=f"path-{path.id}",
+                request_key=f"path {path.id}",
             )
         except BaseException:
             self.shown.keep(path)
@@ -414,7 +414,7 @@ class PromptsApi:
             response=texts[0],
             rejected=texts[1],
             rater=caller,
-            request_key=f"check-{check.id}",
+            request_key=f"check {check.id}",
         )
 
     async def _keep(self, **said: Any) -> None:
