@@ -23,7 +23,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from penstock.config.configuration_error import ConfigurationError
 from penstock.gateway.frame.event_stream import ENDING, FULL
 from penstock.protocol.limits import KIB
-from penstock.rpc.address import AddressInUse, check_address, is_local
+from penstock.rpc.address import AddressInUse, check_address, counted_as, is_local
 from penstock.runtime.exit import EXIT_FAILED, EXIT_OK
 from penstock.runtime.health import Health, announce, leave_out_what_stays
 from penstock.runtime.lifecycle import Lifecycle
@@ -49,13 +49,15 @@ class Connections:
 
     def begin(self, address: str) -> bool:
         """Count a new connection; returns False beyond the limit."""
-        self._open[address] += 1
-        return self._open[address] <= self._most or any(ip_address(address) in one for one in self._proxies)
+        own = counted_as(address)
+        self._open[own] += 1
+        return self._open[own] <= self._most or any(ip_address(address) in one for one in self._proxies)
 
     def end(self, address: str) -> None:
-        self._open[address] -= 1
-        if not self._open[address]:
-            del self._open[address]
+        own = counted_as(address)
+        self._open[own] -= 1
+        if not self._open[own]:
+            del self._open[own]
 
 
 class PatientOnce(H11Protocol):

@@ -36,6 +36,19 @@ def is_local(address: str) -> bool:
         return False
 
 
+def counted_as(address: str) -> str:
+    """Return what limits count a caller's address as: the /64 of IPv6, which one caller has whole."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    if isinstance(found, ipaddress.IPv4Address):
+        return address
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ipaddress.ip_network((int(found), 64), strict=False))
+
+
 def check_address(address: str) -> str:
     """Return `address` when it is HOST:PORT or unix:/path; raises ValueError with the remedy."""
     try:

@@ -8,11 +8,12 @@ import asyncio
 import logging
 import re
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import ip_network
-from typing import Any, Final
-from urllib.parse import urlsplit
+from typing import Final
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
@@ -22,6 +23,7 @@ from penstock.config.configuration_error import ConfigurationError
 from penstock.gateway.frame.event_stream import ending, is_full
 from penstock.gateway.frame.requests import ApiError, route_of
 from penstock.protocol.limits import MIB
+from penstock.rpc.address import counted_as
 from penstock.runtime.metrics import LATENCY_S, declare
 
 # ---- Headers of CORS, which allow pages of other origins to call.
@@ -37,6 +39,7 @@ _PREFLIGHT: Final = {
 _SEEN: Final = "Location, Retry-After"
 """Headers of an answer that a page of another origin may read in addition to the usual ones."""
 _ORIGIN: Final = re.compile(r"(https?)://(?:[a-z0-9._-]+|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?")
+_HOST: Final = re.compile(r"([a-z0-9._-]+|\[[0-9a-f:.]+\])(?::[0-9]{0,5})?")
 _USUAL: Final = {"http": "80", "https": "443"}
 
 
@@ -54,7 +57,7 @@ def permission(origin: str) -> dict[str, str]:
 MAX_BODY_BYTES: Final = 1 * MIB
 MAX_IMPORT_BYTES: Final = 64 * MIB
 LARGE_AT_ONCE: Final = 4
-"""Bodies above `MAX_BODY_BYTES` that are in memory at the same time."""
+"""Bodies above `MAX_BODY_BYTES` that are in memory at once; a project may have half, an account a quarter."""
 BODY_S: Final = 30.0
 _LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 
@@ -114,11 +117,9 @@ class Doors:
 
 
 def _name_of(host: str) -> str:
-    """Return the name in the value of a Host header, "" where it has none."""
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
+    """Return the name in the value of a Host header, "" where that is no name with an optional port."""
+    found = _HOST.fullmatch(host.lower())
+    return found[1].strip("[]") if found else ""
 
 
 HEADERS: Final = {
@@ -134,7 +135,7 @@ HEADERS: Final = {
 
 log = logging.getLogger(__name__)
 
-# ---- Metrics of a gateway. A route is labelled by its declared path, never by what a caller wrote.
+# ---- Metrics of a gateway. Labels are declared paths and methods of routes, never what a caller wrote.
 
 _families = declare("gateway")
 
@@ -142,7 +143,7 @@ REQUESTS: Final = _families.counter(
     "gateway_requests_total", "Requests answered, by method, route and status", "method", "route", "code"
 )
 REQUEST_SECONDS: Final = _families.histogram(
-    "gateway_request_seconds", "Time from a request's head to the begin of its answer", LATENCY_S, "route"
+    "gateway_request_seconds", "Time from a request's head to the begin of its answer", LATENCY_S
 )
 RATINGS: Final = _families.counter(
     "gateway_ratings_total", "Ratings taken: one by a call, many as lines, one by a link", "way"
@@ -174,14 +175,15 @@ class Envelope:
         self._app, self._form = app, form
         self._doors = doors
         self._admit = admit
-        self._large_bodies = 0
+        self._large_bodies = Counter[str]()
+        """By who sends them: all callers (""), a project, an account."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         answer = _Answer(scope, send)
-        body = _Body(receive, self._doors, self._limit(scope["path"]), self._admit_large)
+        body = _Body(receive, self._doors, self._limit(scope["path"]), partial(self._admit_large, scope))
         try:
             self._check(scope, answer)
             headers = Headers(scope=scope)
@@ -210,18 +212,32 @@ class Envelope:
                 given_up = ApiError(503, "this gateway ends: ask again", retry_s=1.0)
                 await self._form(given_up)(scope, receive, answer.send)
         finally:
-            self._large_bodies -= body.is_large
+            self._large_bodies -= Counter(body.large_of)
 
-    def _admit_large(self) -> None:
-        if self._large_bodies >= self._doors.large_at_once:
-            raise ApiError(429, "others are sending large bodies: send it again in a moment", retry_s=1.0)
-        self._large_bodies += 1
+    def _admit_large(self, scope: Scope) -> list[str]:
+        """Count a large body, and return for whom; the caller is known before the body is read."""
+        most, state = self._doors.large_at_once, scope.get("state") or {}
+        shares = {"": most}
+        if "member" in state:
+            shares[f"project/{state['member'].project}"] = max(most // 2, 1)
+        if "principal" in state:
+            shares[state["principal"].subject] = max(most // 4, 1)
+        for sender, share in shares.items():
+            if self._large_bodies[sender] >= share:
+                detail = (
+                    f"{share} large bodies of {sender or 'all callers'} are being sent: wait for one to end"
+                )
+                raise ApiError(429, detail, retry_s=1.0)
+        self._large_bodies.update(list(shares))
+        return list(shares)
 
     def _check(self, scope: Scope, answer: "_Answer") -> None:
         if is_full(scope):
             answer.is_last = True
             raise ApiError(503, "this gateway has no room for another connection: ask again", retry_s=1.0)
         headers = Headers(scope=scope)
+        # A proxy in front may believe the other one of two lengths, and take the body for a request.
+        answer.is_last = "content-length" in headers and "transfer-encoding" in headers
         host = headers.get("host", "")
         self._doors.check_host(host)
         if "origin" in headers:
@@ -231,7 +247,7 @@ class Envelope:
         if not scope["path"].isprintable():
             raise ApiError(404, "no such path")  # no database stores NUL
         client = scope.get("client")
-        self._admit(client[0] if client else "")
+        self._admit(counted_as(client[0]) if client else "")
 
     def _limit(self, path: str) -> int:
         large = any(path.endswith(suffix) for suffix in self._doors.large)
@@ -241,10 +257,12 @@ class Envelope:
 class _Body:
     """Receives a body, within its limits of size and time.
 
-    admit_large: called once the body exceeds the usual size; may raise. is_large: whether that was admitted.
+    admit_large: called once the body exceeds the usual size; returns who is charged, or raises. large_of: it.
     """
 
-    def __init__(self, receive: Receive, doors: Doors, limit: int, admit_large: Callable[[], None]) -> None:
+    def __init__(
+        self, receive: Receive, doors: Doors, limit: int, admit_large: Callable[[], list[str]]
+    ) -> None:
         self._receive = receive
         self._limit = limit
         self._left = limit
@@ -253,7 +271,7 @@ class _Body:
         self._within_s = doors.body_s
         self._deadline_s = asyncio.get_running_loop().time() + doors.body_s
         self._whole = False
-        self.is_large = False
+        self.large_of = list[str]()
 
     def check_length(self, length: str | None) -> None:
         if length is not None and length.isdigit() and int(length) > self._limit:
@@ -271,9 +289,8 @@ class _Body:
         self._left -= len(message.get("body", b""))
         if self._left < 0:
             raise self._too_large()
-        if not self.is_large and self._limit - self._left > self._small:
-            self._admit_large()
-            self.is_large = True
+        if not self.large_of and self._limit - self._left > self._small:
+            self.large_of = self._admit_large()
         self._whole = not message.get("more_body", False)
         return message
 
@@ -305,7 +322,7 @@ class _Answer:
         await self._send(message)
 
     def _count(self, status: int) -> None:
-        route = route_of(self._scope) or "other"
-        method: Any = self._scope["method"] if route != "other" else "other"
-        REQUESTS.labels(method, route, str(status)).inc()
-        REQUEST_SECONDS.labels(route).observe(time.monotonic() - self._began_s)
+        known = getattr(self._scope.get("route"), "methods", None) or ()
+        method = self._scope["method"] if self._scope["method"] in known else "other"
+        REQUESTS.labels(method, route_of(self._scope) or "other", str(status)).inc()
+        REQUEST_SECONDS.observe(time.monotonic() - self._began_s)

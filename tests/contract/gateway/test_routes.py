@@ -14,7 +14,7 @@ from penstock.client.text_calls import HttpReply, HttpRequest, json_reply
 from penstock.gateway.accounts import users
 from penstock.gateway.accounts import users as passwords
 from penstock.gateway.application import gateway_listener, site_listener
-from penstock.gateway.frame.envelope import Doors
+from penstock.gateway.frame.envelope import REQUESTS, Doors
 from penstock.gateway.frame.route_access import (
     ACCESS,
     PROJECT_HEADER,
@@ -33,6 +33,7 @@ from penstock.launch.ui.application import make_app as page_app
 from penstock.launch.ui.catalogue import Catalogue
 from penstock.launch.ui.run_starter import RunStarter
 from penstock.rpc.auth import Credentials
+from penstock.runtime.metrics import exposition
 from penstock.workloads.chat.http.chat_routes import site as chat
 from penstock.workloads.goals.http.goals_service import service as goals
 from penstock.workloads.goals.injection_journal import INJECTIONS
@@ -335,6 +336,30 @@ def test_a_role_that_does_not_suffice_is_reported_before_the_body_is_read(
         sent = {**headers, "Content-Type": "application/json"}
         assert client.post("/save", content=body(), headers=sent).status_code == status
     assert not asked
+
+
+async def test_methods_and_paths_of_callers_add_no_series(apps: dict[str, Any]) -> None:
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(_message: Any) -> None:
+        pass
+
+    for app in apps.values():
+        REQUESTS.clear()
+        places = [path for _, path in listener_matrix_table_of(app)]
+        for number in range(3000):
+            path = places[number % len(places)] if number % 2 else f"/{'p' * 500}{number}"
+            scope: dict[str, Any] = {
+                "type": "http",
+                "method": f"M{number}{'X' * 500}",
+                "path": path,
+                "query_string": b"",
+            }
+            scope |= {"headers": [(b"host", b"127.0.0.1")], "client": ("127.0.0.1", 1), "state": {}}
+            await app(scope, receive, send)
+        assert len(exposition("gateway")) < 64 * 1024
+        assert {one.labels["method"] for family in REQUESTS.collect() for one in family.samples} == {"other"}
 
 
 # ---- The OpenAPI document names every call, whom it admits, and the one shape of errors.

@@ -1,5 +1,6 @@
 import asyncio
 import json
+import select
 import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -11,6 +12,7 @@ from typing import Any, Final
 import httpx2
 import pytest
 from fastapi import FastAPI, Request
+from fastapi.testclient import TestClient
 
 from penstock.config.configuration_error import ConfigurationError
 from penstock.gateway.application import gateway_listener
@@ -19,7 +21,7 @@ from penstock.gateway.frame.envelope import HEADERS, Doors, Envelope
 from penstock.gateway.frame.event_stream import ENDING, EventStream
 from penstock.gateway.frame.requests import CallLimits
 from penstock.gateway.frame.route_access import make_app
-from penstock.gateway.http_server import HttpServer
+from penstock.gateway.http_server import Connections, HttpServer
 from penstock.gateway.store.tables import Role
 from penstock.launch.gateway.local_runner import LocalRunner
 from penstock.rpc.address import AddressInUse
@@ -133,8 +135,9 @@ def test_a_head_that_is_too_large_is_refused(server: HttpServer) -> None:
         ("gateway.example", 200),
         ("evil.example", 421),
         ("127.0.0.1.evil.example", 421),
-        ("", 421),
-        ("[", 421),
+        ("LOCALHOST", 200),
+        *((host, 421) for host in ("", "[", "[::1", "u@127.0.0.1", "127.0.0.1:80@evil", "127.0.0.1/a")),
+        *((host, 421) for host in ("localhost?a", "localhost#a", "localhost:a", "127.0.0.1, evil", "::1")),
     ],
 )
 def test_only_hosts_that_are_named_are_answered(server: HttpServer, host: str, code: int) -> None:
@@ -301,6 +304,33 @@ def test_an_address_with_too_many_requests_waits(tmp_path: Path) -> None:
     assert second.json()["error"] == "too_many"
 
 
+def test_addresses_of_one_network_of_ipv6_have_the_limits_of_one(tmp_path: Path) -> None:
+    gateway = SmallGateway.in_folder(tmp_path, address=ONE)
+    mapped = ("::ffff:192.0.2.1", "192.0.2.1", "::ffff:192.0.2.2")
+    seen = ("2001:db8::1", "2001:db8::2:3", "2001:db8:0:0:ffff::", "2001:db8:0:1::1", "fe80::1%eth0", *mapped)
+    codes = list[int]()
+    for address in seen:
+        client = TestClient(gateway.client.app, base_url="http://127.0.0.1", client=(address, 1))
+        codes.append(client.get("/api/health").status_code)
+    assert codes == [200, 429, 429, 200, 200, 200, 429, 200]
+    held = Connections(proxies=["2001:db8:9::/48"], most=2)
+    assert [held.begin(f"2001:db8::{n}") for n in (1, 2, 3)] == [True, True, False]
+    assert held.begin("2001:db8:0:1::1")
+    assert [held.begin(f"2001:db8:9::{n}") for n in (1, 2, 3)] == [True] * 3
+    for number in (1, 2, 3):
+        held.end(f"2001:db8::{number}")
+    assert held.begin("2001:db8::4")
+
+
+def test_a_request_with_two_lengths_is_the_last_of_its_connection(server: HttpServer) -> None:
+    said = head("POST", "/api/auth/token", FORM_TYPE, "Content-Length: 3", "Transfer-Encoding: chunked")
+    with connected(server) as connection:
+        connection.sendall(said + b"3\r\nabc\r\n0\r\n\r\n" + head("GET", "/api/health"))
+        reply = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert (status(reply), reply.count(b"HTTP/1.1 ")) == (422, 1)
+    assert b"connection: close" in reply.lower()
+
+
 def test_an_account_with_too_many_requests_waits(tmp_path: Path) -> None:
     gateway = SmallGateway.in_folder(tmp_path, account=ONE)
     gateway.person("ada", "alpha", Role.OWNER)
@@ -385,6 +415,41 @@ async def test_a_large_body_beyond_the_limit_is_asked_to_retry() -> None:
     with pytest.raises(asyncio.CancelledError):
         await first
     assert await answered(envelope, of(11 * b"x")) == 201
+
+
+LINE = json.dumps({"prompt": "p", "response": "r" * 150_000, "score": 1}).encode() + b"\n"
+
+
+def test_an_account_or_project_that_sends_large_bodies_slowly_stops_no_others(tmp_path: Path) -> None:
+    gateway = SmallGateway.in_folder(tmp_path)
+    place, more = "/api/projects/{}/agents/a/feedback", ["Content-Length: 3000000"]
+    for name in ("ada", "bob", "cleo"):
+        gateway.person(name, "alpha", Role.EDITOR if name != "ada" else Role.OWNER)
+    with serving(make_app(gateway_listener(gateway.parts, Doors()))) as served, ExitStack() as held:
+
+        def slow(caller: dict[str, str]) -> socket.socket:
+            connection = held.enter_context(connected(served))
+            said = head("POST", place.format("alpha"), *map(": ".join, caller.items()), *more)
+            connection.sendall(said + b"x" * 2_000_000)
+            return connection
+
+        def imported(caller: dict[str, str], project: str) -> int:
+            url = f"{served.url}{place.format(project)}"
+            return httpx2.post(url, content=8 * LINE, headers=caller).status_code
+
+        first = [slow(gateway.bearer("ada")) for _ in range(4)]
+        refused = set[socket.socket]()
+        while len(refused) < 3:
+            ready, _, _ = select.select([one for one in first if one not in refused], [], [], 20)
+            assert ready, "more than one large body of an account is read"
+            assert {status(one.recv(65536)) for one in ready} == {429}
+            refused |= {*ready}
+        assert imported(gateway.bearer("bob"), "alpha") == 201
+        second = slow(gateway.token("alpha"))
+        eventually(lambda: imported(gateway.bearer("cleo"), "alpha") == 429)
+        assert imported(gateway.token("beta"), "beta") == 201
+        second.close()
+        eventually(lambda: imported(gateway.bearer("cleo"), "alpha") == 201)
 
 
 async def test_a_defect_is_answered_in_the_usual_form(caplog: pytest.LogCaptureFixture) -> None:
