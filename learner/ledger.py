@@ -324,7 +324,23 @@ def check_same(run: str, before: dict[str, str], now: dict[str, str]) -> None:
     """Raise ConfigurationError for sections that changed since the checkpoint; it names the first."""
     for name, text in now.items():
         if not _is_alike(name, before.get(name), text):
+            key, began, here = _first_difference(name, before.get(name), text)
             raise ConfigurationError(
-                f"{name}={text}: run {run!r} was begun with {before.get(name)}; resume it with the same, "
-                "or start a new run"
+                f"{key}={here}: run {run!r} was begun with {began}; resume it with the same, or start a new "
+                "run"
             )
+
+
+def _first_difference(name: str, before: str | None, now: str) -> tuple[str, str | None, str]:
+    """Return the first setting in which two texts of a section differ, and both values."""
+    try:
+        began, here = json.loads(before or ""), json.loads(now)
+    except ValueError:
+        return name, before, now
+    if isinstance(began, dict) and isinstance(here, dict):
+        # What one side lacks has its default there: what both state differs first.
+        for key in (*sorted(began.keys() & here.keys()), *sorted(began.keys() ^ here.keys())):
+            if began.get(key) != here.get(key):
+                parts = (json.dumps(side.get(key)) for side in (began, here))
+                return _first_difference(f"{name}.{key}", *parts)
+    return name, before, now

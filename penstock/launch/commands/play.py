@@ -9,8 +9,9 @@ import json
 import statistics
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import numpy as np
 import typer
@@ -27,7 +28,8 @@ from penstock.actor.rollout.generator import (
 )
 from penstock.actor.specification import Run, evaluation_section
 from penstock.config.service_settings import local_settings
-from penstock.config.settings import ConfigurationError, LearnerSection
+from penstock.config.settings import ConfigurationError, LearnerSection, parse_assignment
+from penstock.config.settings import load as layered
 from penstock.config.workload import find, load
 from penstock.launch.commands.request import Play
 from penstock.launch.inspection.curve import shown
@@ -36,9 +38,12 @@ from penstock.learner.publish.kept_versions import FinalPolicy, read_final
 from penstock.policy.acting.array_policy import sha256
 from penstock.protocol.limits import MAX_NUMBER
 from penstock.protocol.messages import Publication
+from penstock.protocol.specification import RunSpecification
 from penstock.runtime.exit import EXIT_OK
 from penstock.runtime.foreground import AsJson, Trust
 
+_PLAYED: Final = ("environment", "evaluation", "actor", "security")
+"""Sections that say how a final policy is played."""
 _RECORDER = "recorder"
 """Stands for an actor's name in the seeds."""
 
@@ -64,10 +69,11 @@ def evaluate(
     """
     final = _final(run)
     local = local_settings(run, play.assignments, trust=play.trust)
-    count = play.episodes or evaluation_section(final.specification).episodes
+    specification = _with_own(final.specification, play.assignments)
+    count = play.episodes or evaluation_section(specification).episodes
     if not count:
         raise ConfigurationError("evaluation.episodes=0: the run is not evaluated; say --episodes N")
-    runner: Runner = load(find(final.specification.workload).runner)(final.specification, local, count)
+    runner: Runner = load(find(specification.workload).runner)(specification, local, count)
     seed = runner.evaluation.seed if play.seed is None else play.seed
     runner.local.policy.load(final.blob)
     try:
@@ -92,6 +98,28 @@ def evaluate(
         f"seeds from {seed}"
     )
     return _print(account, text, as_json=as_json)
+
+
+def _with_own(specification: RunSpecification, assignments: tuple[str, ...]) -> RunSpecification:
+    """Lay assignments over the run's sections `environment` and `evaluation`; refuse what changes nothing."""
+    own = [parse_assignment(one) for one in assignments]
+    for text, layer in zip(assignments, own, strict=True):
+        if text.startswith("evaluation.deterministic"):
+            raise ConfigurationError(f"{text}: say --sampled to draw actions")
+        if not layer.keys() <= set(_PLAYED) and not text.startswith("policy.kwargs."):
+            raise ConfigurationError(
+                f"{text}: the final policy is played as it was trained; set keys of {', '.join(_PLAYED)}"
+            )
+    sections = {
+        "environment": json.loads(specification.environment_json),
+        "evaluation": json.loads(specification.evaluation_json),
+    }
+    laid = layered([sections, *({k: v for k, v in one.items() if k in sections} for one in own)])
+    return replace(
+        specification,
+        environment_json=laid.environment.canonical_json(),
+        evaluation_json=laid.evaluation.canonical_json(),
+    )
 
 
 def record_final(

@@ -42,6 +42,7 @@ from penstock.registry.weight_files import hold, kept_files, read_kept, registry
 from penstock.runtime.exit import EXIT_OK
 from penstock.runtime.foreground import Foreground, SecuredForeground, unfolded
 from tests.support.run.small_run import OBSERVATION, RUN, specification
+from tests.support.run.solved_run import SOLVED_RUN
 from tests.support.storage.postgresql_server import with_registry
 
 # ---- `penstock certificates`: the folder that it writes to.
@@ -617,3 +618,32 @@ def test_a_reason_of_several_lines_is_shown_in_one(run_dir: Path) -> None:
     shown = said("show", str(run_dir), "5").splitlines()
     assert not any(line.startswith("2026-01-01") for line in shown)
     assert shown[-1].endswith(r"größer\n2026-01-01  promoted  learner  better\x1b[2J")
+
+
+def evaluated(*assignments: str) -> Any:
+    words = [word for one in assignments for word in ("--set", one)]
+    return CliRunner().invoke(app, ["evaluate", str(SOLVED_RUN), "--episodes", "2", "--json", *words])
+
+
+def test_an_evaluation_is_played_as_it_is_set() -> None:
+    cut = evaluated("evaluation.max_episode_steps=3", "evaluation.seed=8")
+    assert (json.loads(cut.stdout)["mean"], json.loads(cut.stdout)["seed"]) == (3.0, 8)
+    limited = evaluated("environment.max_episode_steps=5", "evaluation.environments=1")
+    assert json.loads(limited.stdout)["mean"] == 5.0
+    wrong = evaluated("environment.kwargs.gravity=1")
+    assert wrong.exit_code == 2
+    assert "gravity" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    "assignment",
+    [
+        "algorithm.discount=0.5",
+        "policy.hidden_sizes=[7]",
+        "evaluation.deterministic=false",
+        "learner.total_steps=1",
+    ],
+)
+def test_what_an_evaluation_does_not_use_is_refused(assignment: str) -> None:
+    refused = evaluated(assignment)
+    assert (refused.exit_code, refused.stderr.startswith(assignment)) == (2, True), refused.stderr

@@ -271,9 +271,18 @@ def test_a_run_from_before_a_setting_existed_is_resumed_with_its_default() -> No
     del older["policy"]["image_axes"], older["environment"]["mask_key"]
     before = now | {name: json.dumps(content) for name, content in older.items()}
     check_same("r", before, now)
-    for section, other in (("policy", {"image_axes": "channels_last"}), ("environment", {"mask_key": "m"})):
-        with pytest.raises(ConfigurationError, match=f"^{section}=.*resume it with the same"):
-            check_same("r", before, sections(loaded(**{section: other})))
+    for section, key, value in (
+        ("policy", "image_axes", "channels_last"),
+        ("policy", "hidden_sizes", [7]),
+        ("environment", "mask_key", "m"),
+        ("environment", "kwargs", {"b": [7]}),
+    ):
+        with pytest.raises(
+            ConfigurationError, match=rf"^{section}\.{key}.*begun with .*with the same"
+        ) as said:
+            check_same("r", before, sections(loaded(**{section: {key: value}})))
+        assert "7" not in f"{value}" or "7" in str(said.value)
+        assert len(str(said.value)) < 200
     with pytest.raises(ConfigurationError, match="^policy="):
         check_same("r", before | {"policy": '{"a_setting_that_was": 1}'}, now)
 
