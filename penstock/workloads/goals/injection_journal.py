@@ -29,6 +29,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from penstock.config.configuration_error import ConfigurationError
 from penstock.runtime.exit import Fatal
 from penstock.runtime.output_file import replace_file, sync_folder
+from penstock.workloads.plugin.logistic import fit_logistic
 
 # ---- The lines of the files: goals, their outcomes, vetoes, switches.
 
@@ -473,8 +474,8 @@ LAST: Final = 200
 """Outcomes that are fitted."""
 _FEWEST: Final = 20
 """Outcomes below which only the rate is estimated, drawn to one half."""
-_RIDGE: Final = 1.0
-_ROUNDS: Final = 25
+_RIDGE: Final = np.array([1e-3, 1.0])
+"""Of the offset, which is almost free, and of the slope."""
 _BINS: Final = 5
 _LARGEST_LOGIT: Final = 8.0
 
@@ -487,7 +488,7 @@ class SuccessFit:
     slope: float
 
     def at(self, certainty: float) -> float:
-        return 1 / (1 + math.exp(-(self.offset + self.slope * _logit(certainty))))
+        return 0.5 * (1 + math.tanh((self.offset + self.slope * _logit(certainty)) / 2))
 
 
 def fit_success(certainties: Sequence[float], successes: Sequence[bool]) -> SuccessFit:
@@ -495,17 +496,10 @@ def fit_success(certainties: Sequence[float], successes: Sequence[bool]) -> Succ
     seen = np.array([_logit(one) for one in certainties[-LAST:]], np.float64)
     well = np.array(successes[-LAST:], np.float64)
     rate = (well.sum() + 1) / (len(well) + 2)
-    weights = np.array([math.log(rate / (1 - rate)), 0.0])
     if len(well) < _FEWEST:
-        return SuccessFit(float(weights[0]), 0.0)
-    # The likelihood with a ridge on the slope is maximised by Newton's method on both numbers.
-    inputs, ridge = np.stack([np.ones_like(seen), seen], 1), np.diag([1e-3, _RIDGE])
-    for _ in range(_ROUNDS):
-        chance = 1 / (1 + np.exp(-np.clip(inputs @ weights, -30, 30)))
-        slope = inputs.T @ (well - chance) - ridge @ weights
-        curve = (inputs * (chance * (1 - chance))[:, None]).T @ inputs + ridge
-        weights = weights + np.linalg.solve(curve, slope)
-    return SuccessFit(float(weights[0]), float(weights[1]))
+        return SuccessFit(math.log(rate / (1 - rate)), 0.0)
+    offset, slope = fit_logistic(np.stack([np.ones_like(seen), seen], 1), well, _RIDGE, np.zeros(2))
+    return SuccessFit(float(offset), float(slope))
 
 
 def reliability(predicted: Sequence[float], successes: Sequence[bool]) -> dict[str, float] | None:

@@ -197,7 +197,7 @@ class Gate:
                 why += f", tried as one of {self.explore:.0%} of safe goals"
             else:
                 action = NOTHING
-        return Gated(action, math.log(done[action]), why)
+        return Gated(action, math.log(max(float(done[action]), sys.float_info.min)), why)
 
 
 # ---- The injector.

@@ -301,7 +301,8 @@ def _check_propensities(decisions: Decisions) -> None:
     if decisions.action is None:
         return
     for action in np.unique(decisions.action):
-        ratio = np.where(decisions.action == action, np.exp(-decisions.log_logged), 0.0)
+        inverse = np.exp(np.minimum(-decisions.log_logged, _LARGEST_LOG))
+        ratio = np.where(decisions.action == action, inverse, 0.0)
         error = float(ratio.std(ddof=1)) / np.sqrt(len(ratio))
         above = float(ratio.mean()) - 1
         if above > max(_MOST_ERRORS * error, 1e-6):

@@ -34,6 +34,7 @@ from penstock.config.configuration_error import ConfigurationError
 from penstock.registry.canary import wilson_interval
 from penstock.registry.row_file import RowFile
 from penstock.workloads.language.settings import GuardSection, as_configuration_error
+from penstock.workloads.plugin.logistic import sigmoid
 
 # ---- Verdicts and rules.
 
@@ -208,7 +209,7 @@ class TextClassifier:
     threshold: float = 0.5
 
     def chance(self, text: str) -> float:
-        return float(1 / (1 + np.exp(-(features(text) @ self.weights + self.shift))))
+        return float(sigmoid(features(text) @ self.weights + self.shift))
 
     def save(self, file: Path) -> None:
         text = {"form": _FORM, "threshold": self.threshold, "shift": self.shift}
@@ -238,7 +239,7 @@ def train_classifier(rows: Sequence[GuardRow], *, threshold: float = 0.5) -> Tex
     each = np.where(blocked > 0, 0.5 / blocked.sum(), 0.5 / (1 - blocked).sum())
     weights, shift = np.zeros(WIDTH), 0.0
     for _ in range(_STEPS):
-        error = each * (1 / (1 + np.exp(-(x @ weights + shift))) - blocked)
+        error = each * (sigmoid(x @ weights + shift) - blocked)
         weights -= _SIZE * (x.T @ error + _PENALTY * weights)
         shift -= _SIZE * float(error.sum())
     return TextClassifier(weights, shift, threshold)

@@ -37,6 +37,7 @@ from penstock.workloads.language.feedback import (
     scale_of,
 )
 from penstock.workloads.language.prompt import identity, parse_prompt
+from penstock.workloads.plugin.logistic import fit_logistic, sigmoid
 
 PREFERRED: Final = "preferred"
 """Name of the head that compares two responses."""
@@ -122,7 +123,6 @@ Array = NDArray[np.float64]
 
 LEAST: Final = 30
 """Fewest ratings for which a head is calibrated."""
-_STEPS: Final = 50
 _RIDGE: Final = 1e-3
 """Weight of a penalty that pulls slope to 1 and shift to 0, so that there is always a finite optimum."""
 
@@ -134,12 +134,11 @@ class Calibration(NamedTuple):
     shift: float = 0.0
 
     def share(self, logits: Array) -> Array:
-        value: Array = 1 / (1 + np.exp(-np.clip(self.slope * logits + self.shift, -60, 60)))
-        return value
+        return sigmoid(self.slope * logits + self.shift)
 
 
 def calibrate(logits: Array, ratings: Array) -> Calibration:
-    """Return the calibration of a head, fitted by Newton's method.
+    """Return the calibration of a head.
 
     logits: float [S], the head's outputs. ratings: 0 to 1, float [S], NaN where unrated. The result changes
     nothing where fewer than LEAST are rated, or where it would reverse the order.
@@ -148,13 +147,7 @@ def calibrate(logits: Array, ratings: Array) -> Calibration:
     if given.sum() < LEAST:
         return Calibration()
     x = np.stack([logits[given], np.ones(int(given.sum()))], 1)
-    weights = np.array([1.0, 0.0])
-    for _ in range(_STEPS):
-        shares = 1 / (1 + np.exp(-np.clip(x @ weights, -60, 60)))
-        gradient = x.T @ (shares - ratings[given]) + _RIDGE * (weights - [1.0, 0.0])
-        curvature = (x * (shares * (1 - shares))[:, None]).T @ x + _RIDGE * np.eye(2)
-        step = np.linalg.solve(curvature, gradient)
-        weights -= step * min(1.0, 2.0 / max(float(np.abs(step).max()), 1e-12))
+    weights = fit_logistic(x, ratings[given], np.full(2, _RIDGE), np.array(Calibration()))
     return Calibration(float(weights[0]), float(weights[1])) if weights[0] > 0 else Calibration()
 
 

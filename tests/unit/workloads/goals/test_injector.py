@@ -33,6 +33,7 @@ from penstock.workloads.goals.injection_journal import (
 )
 from penstock.workloads.goals.injector import NEWEST, NOTHING, Gate, drifted
 from penstock.workloads.goals.injector_view import view_of
+from tests.support.oracles.logistic_minimum import check_minimum
 
 
 @pytest.mark.parametrize("default", [False, True])
@@ -313,6 +314,28 @@ def test_the_fit_of_success_is_calibrated_on_unseen_outcomes() -> None:
     assert plain is not None
     assert fitted["gap"] < 0.1 < plain["gap"]
     assert fitted["brier"] < plain["brier"]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    ("odd", "well", "usual"),
+    [
+        ([-3.16, -7.8, 4.83], [True, False, True], [True] * 17),  # whole Newton steps end at 19,000
+        ([-0.23, -4.0, 3.53], [True, False, True], [True] * 181 + [False] * 16),
+        ([-5.36, -6.59], [True, False], [True] * 182 + [False] * 16),
+        ([], [], [True] * 200),
+        ([], [], [False] * 20),
+        ([8.0] * 10 + [-8.0] * 10, [True] * 10 + [False] * 10, [True]),
+    ],
+)
+def test_no_outcomes_make_a_fit_overflow_or_miss_the_minimum(
+    odd: list[float], well: list[bool], usual: list[bool]
+) -> None:
+    logits, success = [*odd, *(8.0 for _ in usual)], [*well, *usual]
+    fit = fit_success([1 / (1 + math.exp(-one)) for one in logits], success)
+    inputs = [(1.0, one) for one in logits]
+    check_minimum(inputs, success, [1e-3, 1.0], [0.0, 0.0], [fit.offset, fit.slope])
+    assert all(0 <= fit.at(one) <= 1 for one in (0.0, 1e-300, 0.5, 1 - 1e-16, 1.0))
 
 
 def test_the_last_outcomes_alone_count_and_few_are_a_rate() -> None:

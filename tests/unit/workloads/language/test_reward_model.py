@@ -4,6 +4,7 @@ import shutil
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,10 @@ from penstock.workloads.language.reward.reward_source import (
 from penstock.workloads.language.reward.training import RATING_WEIGHT, Order, heads_loss, train
 from penstock.workloads.language.settings import RewardTraining
 from penstock.workloads.language.tokenizer import load_tokenizer
+from penstock.workloads.plugin.logistic import fit_logistic
 from tests.support.chat.opinions import feedback
 from tests.support.language.tiny_models import disturbed, make_chat_base, make_reward_model, samples
+from tests.support.oracles.logistic_minimum import check_minimum
 
 
 def test_a_rating_becomes_a_share_of_its_scale() -> None:
@@ -326,6 +329,24 @@ def test_a_calibration_finds_the_line_that_made_the_answers() -> None:
 def test_a_calibration_meets_shares_between_no_and_yes_in_the_middle() -> None:
     found = calibrate(np.random.default_rng(1).standard_normal(500), np.full(500, 0.7))
     assert found.share(np.array([-1.0, 0.0, 1.0])) == pytest.approx(0.7, abs=0.02)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", ["drawn", "separate", "noise", "constant"])
+@pytest.mark.parametrize("shift", [0.0, 5.0, -50.0])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 100.0, 1e4])
+def test_a_calibration_is_the_minimum_whatever_the_outputs_are(scale: float, shift: float, kind: str) -> None:
+    for seed, count in product(range(2), (30, 100)):
+        rng = np.random.default_rng(seed)
+        drawn = rng.standard_normal(count)
+        logits = np.full(count, shift) if kind == "constant" else shift + scale * drawn
+        chance = {"drawn": 1 / (1 + np.exp(-drawn)), "separate": drawn > 0}.get(kind, np.full(count, 0.9))
+        said = rng.random(count) if kind == "noise" else (rng.random(count) < chance).astype(np.float64)
+        inputs, towards = np.stack([logits, np.ones(count)], 1), np.array([1.0, 0.0])
+        found = fit_logistic(inputs, said, np.full(2, 1e-3), towards)
+        check_minimum(inputs, said, np.full(2, 1e-3), towards, found)
+        assert calibrate(logits, said) == (tuple(found) if found[0] > 0 else Calibration())
+        assert np.isfinite(Calibration(*found).share(np.array([-1e300, -1e4, 0.0, 1e4, 1e300]))).all()
 
 
 @pytest.mark.parametrize("how", ["few", "turned", "certain"])
