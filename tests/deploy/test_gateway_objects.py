@@ -29,6 +29,7 @@ from tests.deploy.manifests import name_of as called
 pytestmark = needs_kubectl
 
 NAMESPACE: Final = "penstock-gateway"
+TRAININGS: Final = "penstock-trainings"
 LEAST_PREFIX: Final = 16
 COMPONENT_FOLDER: Final = KUBERNETES / "components" / "gateway-jobs"
 JOB: Final = "0123456789abcdef01234567"
@@ -41,6 +42,12 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> tuple[Object, ...]:
     """The gateway with the component, as an operator's own overlay renders them."""
     folder = tmp_path_factory.mktemp("overlay") / "own"
     return render(with_components(folder, "gateway-jobs", base="gateway", namespace=NAMESPACE))
+
+
+@pytest.fixture(scope="module")
+def beside() -> tuple[Object, ...]:
+    """The namespace of the trainings."""
+    return overlay("trainings")
 
 
 @pytest.fixture(scope="module")
@@ -65,30 +72,39 @@ def workload_of(job: dict[str, Any]) -> Workload:
     return Workload(kind="Job", name=name, replicas=1, template=template)
 
 
-def open_paths(policies: dict[str, Any], pods: list[Workload]) -> set[tuple[str, str]]:
-    """Components, one of which reaches the other."""
+def open_paths(objects: tuple[Object, ...], pods: list[tuple[str, Workload]]) -> set[tuple[str, str]]:
+    """Components, one of which reaches the other. pods: with their namespaces."""
 
-    def allows(way: str, pod: Workload, peer: Workload) -> bool:
+    def names(side: dict[str, Any], own: str, namespace: str) -> bool:
+        labels = {"kubernetes.io/metadata.name": namespace}
+        return selects(side["namespaceSelector"], labels) if "namespaceSelector" in side else own == namespace
+
+    def allows(way: str, at: str, pod: Workload, peer_at: str, peer: Workload) -> bool:
         return any(
-            selects(spec["podSelector"], pod.labels) and selects(side["podSelector"], peer.labels)
-            for spec in policies.values()
-            for rule in spec.get(way, ())
-            for side in rule["to" if way == "egress" else "from"]
-            if side.keys() == {"podSelector"}
+            selects(one["spec"]["podSelector"], pod.labels)
+            and names(side, at, peer_at)
+            and selects(side["podSelector"], peer.labels)
+            for one in kinds(objects, "NetworkPolicy")
+            if one["metadata"]["namespace"] == at
+            for rule in one["spec"].get(way, ())
+            for side in rule.get("to" if way == "egress" else "from", ())
         )
 
     return {
         (one.labels[COMPONENT], other.labels[COMPONENT])
-        for one in pods
-        for other in pods
-        if allows("egress", one, other) and allows("ingress", other, one)
+        for at, one in pods
+        for there, other in pods
+        if allows("egress", at, one, there, other) and allows("ingress", there, other, at, one)
     }
 
 
 def test_only_paths_to_the_database_are_open_inside_the_cluster() -> None:
     objects = overlay("gateway")
     policies = {one["metadata"]["name"]: one["spec"] for one in kinds(objects, "NetworkPolicy")}
-    assert open_paths(policies, workloads(objects)) == {("gateway", "database"), ("migration", "database")}
+    assert open_paths(objects, [(NAMESPACE, one) for one in workloads(objects)]) == {
+        ("gateway", "database"),
+        ("migration", "database"),
+    }
     (people, prometheus) = policies["gateway"]["ingress"]
     assert people["ports"] == [{"protocol": "TCP", "port": "http"}]
     assert prometheus["ports"] == [{"protocol": "TCP", "port": "metrics"}]
@@ -110,8 +126,15 @@ def test_the_gateway_believes_only_the_ingress_about_callers() -> None:
     Doors(hosts=frozenset({settings["data"]["HOST"]}), proxies=(str(network),))
 
 
-def test_the_account_of_the_gateway_has_the_rights_of_its_runner(objects: tuple[Object, ...]) -> None:
-    (role,) = kinds(objects, "Role")
+def test_the_account_of_the_gateway_has_the_rights_of_its_runner_where_no_secret_of_its_own_is(
+    objects: tuple[Object, ...], beside: tuple[Object, ...], cluster: Cluster
+) -> None:
+    for one in beside:
+        kubernetes_validate.validate(one, "1.30", strict=True)
+    assert kinds(objects, "Role", "RoleBinding") == []
+    assert {one["metadata"]["namespace"] for one in beside if one["kind"] != "Namespace"} == {TRAININGS}
+    assert cluster.namespace == TRAININGS
+    (role,) = kinds(beside, "Role")
     found = {
         (group, resource): set(rule["verbs"])
         for rule in role["rules"]
@@ -119,16 +142,16 @@ def test_the_account_of_the_gateway_has_the_rights_of_its_runner(objects: tuple[
         for resource in rule["resources"]
     }
     assert found == USED
-    (binding,) = kinds(objects, "RoleBinding")
+    (binding,) = kinds(beside, "RoleBinding")
     assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "gateway", "namespace": NAMESPACE}]
-    assert kinds(objects, "ClusterRole", "ClusterRoleBinding") == []
+    assert kinds((*objects, *beside), "ClusterRole", "ClusterRoleBinding") == []
     with_token = [one.name for one in workloads(objects) if one.spec["automountServiceAccountToken"]]
     assert with_token == ["gateway"]
 
 
 def test_a_training_has_no_privilege_and_a_bound_on_everything(job: dict[str, Any]) -> None:
     kubernetes_validate.validate(job, "1.30", strict=True)
-    assert job["metadata"]["namespace"] == NAMESPACE
+    assert job["metadata"]["namespace"] == TRAININGS
     assert (job["spec"]["backoffLimit"], job["spec"]["template"]["spec"]["restartPolicy"]) == (0, "Never")
     pod = workload_of(job)
     assert pod.spec["securityContext"]["runAsNonRoot"] is True
@@ -147,10 +170,14 @@ def test_a_training_has_no_privilege_and_a_bound_on_everything(job: dict[str, An
     assert [one for one in container["env"] if "PASSWORD" in one["name"] and "value" in one] == []
 
 
-def test_the_overlay_has_what_a_training_names(
-    objects: tuple[Object, ...], gateway: Workload, job: dict[str, Any], cluster: Cluster
+def test_the_overlays_have_what_a_training_names(
+    objects: tuple[Object, ...],
+    beside: tuple[Object, ...],
+    gateway: Workload,
+    job: dict[str, Any],
+    cluster: Cluster,
 ) -> None:
-    there = {called(one) for one in objects}
+    there = {called(one) for one in beside}
     assert {f"PersistentVolumeClaim/{cluster.claim}", f"ServiceAccount/{cluster.service_account}"} <= there
     volumes = {one["name"]: one for one in gateway.spec["volumes"]}
     assert volumes["state"]["persistentVolumeClaim"]["claimName"] == cluster.claim
@@ -158,8 +185,13 @@ def test_the_overlay_has_what_a_training_names(
     passwords = [one["valueFrom"] for one in container["env"] if "PASSWORD" in one["name"]]
     secrets = {one["secretKeyRef"]["name"] for one in passwords}
     assert secrets == {cluster.registry_secret}
-    (claim,) = kinds(objects, "PersistentVolumeClaim")
-    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    claims = kinds((*objects, *beside), "PersistentVolumeClaim")
+    assert [one["spec"]["accessModes"] for one in claims] == [["ReadWriteMany"]] * 2
+    assert claims[0]["spec"] == claims[1]["spec"]
+    (address,) = [one["data"]["DATABASE"] for one in kinds(objects, "ConfigMap") if "DATABASE" in one["data"]]
+    (service,) = kinds(beside, "Service")
+    assert f"@{service['metadata']['name']}:" in address
+    assert service["spec"]["externalName"] == f"database.{NAMESPACE}.svc.cluster.local"
     labels = job["metadata"]["labels"]
     assert dict(pair.split("=") for pair in selector("p1").split(",")).items() <= labels.items()
     assert job["metadata"]["name"] == name_of(JOB)
@@ -176,15 +208,16 @@ def test_the_gateway_reads_files_that_are_mounted(objects: tuple[Object, ...], g
 
 
 def test_trainings_reach_only_the_database_inside_the_cluster(
-    objects: tuple[Object, ...], job: dict[str, Any]
+    objects: tuple[Object, ...], beside: tuple[Object, ...], job: dict[str, Any]
 ) -> None:
     policies = {one["metadata"]["name"]: one["spec"] for one in kinds(objects, "NetworkPolicy")}
-    inside = {name: spec for name, spec in policies.items() if name != "to-api-server"}
-    assert open_paths(inside, [*workloads(objects), workload_of(job)]) == {
+    pods = [*((NAMESPACE, one) for one in workloads(objects)), (TRAININGS, workload_of(job))]
+    assert open_paths((*objects, *beside), pods) == {
         ("gateway", "database"),
         ("migration", "database"),
         ("training", "database"),
     }
-    assert policies["default-deny"] == {"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}
+    denied = [one["spec"] for one in kinds((*objects, *beside), "NetworkPolicy") if "deny" in called(one)]
+    assert denied == [{"podSelector": {}, "policyTypes": ["Ingress", "Egress"]}] * 2
     (to_server,) = policies["to-api-server"]["egress"]
     assert [one["port"] for one in to_server["ports"]] == [443, 6443]

@@ -4,6 +4,7 @@ The folder of the jobs is one of the tests' own machine, which no pod sees, so t
 its pod finds no folder of its job, or is held back by what the test takes away.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +19,7 @@ from penstock.gateway.jobs.job_records import Outcome, Stage
 from penstock.gateway.store.tables import JobState
 from penstock.launch.gateway.kubernetes_runner import Cluster as Described
 from penstock.launch.gateway.kubernetes_runner import KubernetesRunner, job_object, name_of, read_cluster
-from tests.deploy.manifests import KUBERNETES, kinds, render
+from tests.deploy.manifests import KUBERNETES, kinds, overlay, render
 from tests.kubernetes.cluster import Cluster, eventually
 from tests.kubernetes.installation import Installation
 from tests.kubernetes.test_strict_validation import with_namespace
@@ -36,8 +37,10 @@ def installation(cluster: Cluster, tmp_path: Path) -> Iterator[Installation]:
 @pytest.fixture
 def described(installation: Installation) -> Described:
     """Where jobs run: in that namespace, under an account without rights, on a claim of its class."""
-    for one in kinds(render(installation.folder), "ServiceAccount", "Role", "RoleBinding"):
-        installation.kubectl("apply", "--validate=strict", "--filename=-", given=yaml.safe_dump(one))
+    beside = kinds(overlay("trainings"), "ServiceAccount", "Role", "RoleBinding")
+    for one in [*kinds(render(installation.folder), "ServiceAccount"), *beside]:
+        text = re.sub("penstock-(trainings|gateway)", installation.namespace, yaml.safe_dump(one))
+        installation.kubectl("apply", "--validate=strict", "--filename=-", given=text)
     claim = {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
