@@ -102,17 +102,18 @@ def failed_fragments(log_batch: LogBatch, update: Update | None) -> tuple[dict[i
 def suspect_senders(quarantine: Quarantine, log_batch: LogBatch, failed: Mapping[int, Drop]) -> None:
     """Report the senders of failed fragments. A batch that fails whole has no culprit but an only sender."""
     if len(failed) == len(log_batch.trained) > 1:
-        if len(log_batch.sessions) == 1:
-            (session,) = log_batch.sessions
-            quarantine.suspect(session, f"all of its batch up to log entry {log_batch.last} fails")
+        if len(log_batch.actors) == 1:
+            ((session, actor_id),) = log_batch.actors.items()
+            quarantine.suspect(session, actor_id, f"all of its batch up to log entry {log_batch.last} fails")
         return
     for number, reason in failed.items():
         origin = log_batch.origins.get(number)
         session = 0 if origin is None else origin.session
-        words = {"number": number, "session": session, "reason": reason.value}
+        actor_id = log_batch.actors.get(session, "")
+        words = {"number": number, "actor": actor_id, "session": session, "reason": reason.value}
         log.error("a fragment was left out: the update fails with it", extra=words)
         if session:
-            quarantine.suspect(session, f"log entry {number} makes updates fail")
+            quarantine.suspect(session, actor_id, f"log entry {number} makes updates fail")
 
 
 # ---- The watch on updates.
@@ -131,7 +132,7 @@ class UpdateWatch:
         self._folder = learner.run_dir / "evidence"
         self._dropped: Counter[str] = Counter()
         self._failed_in_a_row = 0
-        self._senders: set[int] = set()
+        self._senders: set[str] = set()
         self._evidence, self._reason = "", "nan"
 
     def note_dropped(self, reasons: Iterable[Drop]) -> None:
@@ -152,7 +153,7 @@ class UpdateWatch:
     def note_failed(self, log_batch: LogBatch, update: Update, count: int) -> None:
         """Keep the evidence of an update that was undone. count: updates applied before it."""
         self._failed_in_a_row += 1
-        self._senders |= log_batch.sessions
+        self._senders.update(log_batch.actors.values())
         self._evidence = keep_evidence(self._folder, log_batch, update, count)
         self._reason = update.reason
         words = {"evidence": self._evidence, "last": log_batch.last, "reason": update.reason}
@@ -164,11 +165,11 @@ class UpdateWatch:
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether as many updates in a row failed, with batches of as many sessions or of all there are."""
+        """Whether as many updates in a row failed, with batches of as many actors or of all there are."""
         if self._failed_in_a_row < _MAX_IN_A_ROW:
             return False
-        senders = [row for row in self._status().sessions if row.role is not Role.EVALUATION]
-        return len(self._senders) >= min(_MAX_IN_A_ROW, len(senders))
+        there = {row.actor_id for row in self._status().sessions if row.role is not Role.EVALUATION}
+        return len(self._senders) >= _MAX_IN_A_ROW or there <= self._senders
 
     def give_up(self) -> NoReturn:
         """End the run: a process that started again would fail in the same way. Raises RunFailed.

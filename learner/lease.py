@@ -66,7 +66,10 @@ def take(
                 ) from error
             if not was_left_ms:
                 words = {"why": error.refusal.detail}
-                log.warning("waiting for the lease: another learner holds it", extra=words)
+                log.warning(
+                    "waiting for the lease: another learner holds it; stop that one, or use another Redis",
+                    extra=words,
+                )
             draining.wait(min(max(left_ms / 1000, _CLOSED_WAIT_S), _LOOK * renewal_interval_s(ttl_s)))
             continue
         failpoint("lease.acquired", lease.epoch)
@@ -107,6 +110,7 @@ class LeaseKeeper:
     def __post_init__(self, ttl_s: float) -> None:
         self._interval_s = renewal_interval_s(ttl_s)
         self._hasten = threading.Event()
+        self._closes_again = True
         self.renewal: Renewal = self._renew()
 
     def run(self) -> None:
@@ -147,6 +151,8 @@ class LeaseKeeper:
 
     def _observe(self) -> None:
         try:
+            self.quarantine.close_sessions(self.learner_log.convict, again=self._closes_again)
+            self._closes_again = False
             self.learner_log.observe(self.description())
         except Refused as error:
             if error.refusal.reason is not Reason.NOT_READY:
@@ -160,6 +166,7 @@ class LeaseKeeper:
                 log.warning("Redis was restarted: opening the log again")
                 self.learner_log.reopen(self.learner_log.snapshot())
                 self.on_reopened()
+                self._closes_again = True
         except Refused as error:
             raise fenced(error) from error
         self.quarantine.check(renewal.probes)

@@ -2,13 +2,14 @@
 
 The learner keeps the right answer of each version that it published. A session with a wrong answer, or with
 that of the version before, is quarantined: the feed books its fragments as `quarantined` until its answers
-are right again. A session that sent experience which cannot be trained on is quarantined for good.
+are right again. A session that sent experience which cannot be trained on is quarantined for good and closed:
+its actor goes on in another one.
 """
 
 import logging
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -25,7 +26,7 @@ from penstock.runtime import metrics
 
 ROWS: Final = 4
 _VERSIONS_KEPT: Final = 1024
-_CONVICTED_KEPT: Final = 65_536
+_CONVICTED_KEPT: Final = 4096
 _SUSPICIONS: Final = 3
 _ROUNDING: Final = 2e-6
 """An answer r within this times 1 + |r| is right: 16 units in the last place of float32."""
@@ -86,6 +87,8 @@ class Quarantine:
         self._suspected: Counter[int] = Counter()
         self._convicted: OrderedDict[int, None] = OrderedDict()
         """Sessions that sent experience which cannot be trained on."""
+        self._unclosed: dict[int, tuple[str, str]] = {}
+        """Of these: the actor and why."""
         self._sessions: frozenset[int] = frozenset()
 
     def expect(self, version: int, sha256: str, weights: Mapping[str, Array]) -> None:
@@ -124,25 +127,39 @@ class Quarantine:
                 log.warning("quarantine lifted", extra=_who(answer, ""))
                 self._answered_wrong(self._wrong - {answer.session})
 
-    def suspect(self, session: int, why: str) -> None:
+    def suspect(self, session: int, actor_id: str, why: str) -> None:
         """Note experience that made an update fail; the third time convicts the session."""
         self._suspected[session] += 1
         if self._suspected[session] >= _SUSPICIONS:
-            self.convict(session, why)
+            self.convict(session, actor_id, why)
         elif len(self._suspected) > _CONVICTED_KEPT:
             self._suspected.clear()
 
-    def convict(self, session: int, why: str) -> None:
-        """Hold a session for good: it sent experience that cannot be trained on."""
+    def convict(self, session: int, actor_id: str, why: str) -> None:
+        """Hold a session for good, and have it closed: it sent experience that cannot be trained on."""
         if session in self._convicted:
             return
         metrics.SESSIONS_QUARANTINED.inc()
-        log.error("session quarantined for good", extra={"session": session, "why": why})
+        words = {"actor": actor_id, "session": session, "why": why}
+        log.error("session quarantined for good", extra=words)
         with self._lock:
             self._convicted[session] = None
+            self._unclosed[session] = (actor_id, why)
             if len(self._convicted) > _CONVICTED_KEPT:
                 self._convicted.popitem(last=False)
             self._sessions = self._wrong.union(self._convicted)
+
+    def close_sessions(self, close: Callable[[int, str, str], None], *, again: bool = False) -> None:
+        """Call `close` with number, actor and reason of convicted sessions; again: of closed ones, too."""
+        with self._lock:
+            if again:
+                self._unclosed = (
+                    dict.fromkeys(self._convicted, ("", "of what it sent before")) | self._unclosed
+                )
+            waiting = dict(self._unclosed)
+        for session, (actor_id, why) in waiting.items():
+            close(session, actor_id, why)
+            self._unclosed.pop(session, None)
 
     def state(self) -> dict[str, Any]:
         """Return the convicted and suspected sessions for a checkpoint; answers will come again."""

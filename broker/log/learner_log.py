@@ -310,6 +310,10 @@ class LearnerLog:
             self._memory.raise_to(log_lost=renewal.log_lost, revision=renewal.revision)
         return renewal
 
+    def convict(self, session: int, actor_id: str, why: str) -> None:
+        """Close a session because of its experience; safe to repeat. actor_id: "" is not counted."""
+        self._calls.fenced("convict", session, actor_id, why)
+
     def release(self) -> None:
         """Give the lease back, which completes a requested stop."""
         self._calls.run("release", self.epoch)

@@ -48,6 +48,10 @@ It ensures that a number drawn in lost seconds is never drawn again.
 """
 KEPT_COMMITS: Final = 8
 KEPT_SUPERSEDED: Final = 1024
+MOST_DAMAGED: Final = 3
+"""Sessions in a row that an actor may lose by experience that cannot be learned from."""
+FORGIVEN_AFTER: Final = 256
+"""A session that had so many fragments acknowledged before is the first of its row."""
 MAX_SESSIONS: Final = 8192
 """Bound on open sessions: scripts that read the run's state walk over all of them."""
 KEPT_LOST: Final = 16384

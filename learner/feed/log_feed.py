@@ -58,10 +58,10 @@ class LogBatch:
     dropped: number → reason. steps: valid ones of the batch. updates, versions: oldest of each fragment.
     batch: None when everything was dropped. round: of lock-step. size: bytes of the entries in the log.
     created_us: oldest creation time, 0 without a fragment. assemble_s: seconds of assembly.
-    origins: number → sender, of trained and dropped. reward: sum over the batch's steps. fragments: of the
-    batch as they were received, where the learner records. recorded: batches of a recording up to this one;
-    0 from the log. event: of a recording, in place of a batch. flush: number of the operator's command that
-    took this batch; 0: none.
+    origins: number → sender, of trained and dropped. actors: session → actor id, of the trained; a recording
+    has none. reward: sum over the batch's steps. fragments: of the batch as they were received, where the
+    learner records. recorded: batches of a recording up to this one; 0 from the log. event: of a recording,
+    in place of a batch. flush: number of the operator's command that took this batch; 0: none.
     """
 
     last: int = 0
@@ -76,22 +76,19 @@ class LogBatch:
     created_us: int
     assemble_s: float
     origins: Mapping[int, Origin] = field(default_factory=dict)
+    actors: Mapping[int, str] = field(default_factory=dict)
     reward: float = 0.0
     fragments: tuple[wire.Fragment, ...] = ()
     recorded: int = 0
     event: FrameEntry | None = None
     flush: int = 0
 
-    @property
-    def sessions(self) -> set[int]:
-        """Return the sessions that sent the batch; none for a recording, which does not hold them."""
-        found = (self.origins.get(number) for number in self.trained)
-        return {origin.session for origin in found if origin is not None}
-
     def as_dropped(self, reason: Drop) -> Self:
         """Return the same entries with all of them dropped."""
         dropped = {**self.dropped, **dict.fromkeys(self.trained, reason)}
-        return replace(self, trained=(), dropped=dropped, steps=0, batch=None, fragments=(), reward=0.0)
+        return replace(
+            self, trained=(), dropped=dropped, actors={}, steps=0, batch=None, fragments=(), reward=0.0
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -390,7 +387,9 @@ class LogFeed:
                 self._drop_missing(entry.number)
             else:
                 self._drop(entry.number, Drop.INVALID)
-                self._quarantine.convict(_header(entry).session, f"log entry {entry.number} is invalid")
+                why = f"log entry {entry.number} is invalid"
+                self._quarantine.convict(_header(entry).session, entry.actor_id, why)
+                self._lease.wake()
             bad.add(entry.number)
         if bad:
             self._pending.discard(bad)
@@ -419,6 +418,7 @@ class LogFeed:
             created_us=min((header.created_us for header in headers), default=0),
             assemble_s=time.perf_counter() - started,
             origins={one.entry.number: origin for one in entries if (origin := one.origin()) is not None},
+            actors={_header(entry).session: entry.actor_id for entry in chosen},
             reward=sum(one.reward for one in found),
             fragments=tuple(one.fragment for one in found if one.fragment is not None),
             flush=self._flushing,

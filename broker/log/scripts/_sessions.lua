@@ -38,11 +38,12 @@ local function expire_sessions(now)
   return #stale
 end
 
--- Returns why this session is refused; nil when it is not.
+-- Returns why this session is refused, and the details; nil when it is not.
 local function refuse_session(session)
   if redis.call('EXISTS', SESSION .. session) == 1 then return nil end
-  if redis.call('ZSCORE', SUPERSEDED, session) then return 'FENCED' end
-  return 'EXPIRED'
+  local why = redis.call('HGET', CONVICTED, session)
+  if why then return 'INVALID', 'the learner closed this session: ' .. why end
+  return redis.call('ZSCORE', SUPERSEDED, session) and 'FENCED' or 'EXPIRED', ''
 end
 
 local function renew_session(session, now)

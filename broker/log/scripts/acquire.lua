@@ -15,6 +15,7 @@ if holder and holder ~= ARGV[2] and expires > now then return {'HELD', holder, e
 local closed = is_closed()
 epoch = epoch + 1
 if run and closed then epoch = epoch + leap() end
+redis.call('DEL', DAMAGED)
 redis.call('HSET', STATE, 'run', run or ARGV[1], 'holder', ARGV[2], 'epoch', epoch,
   'lease_expires_ms', now + ARGV[3])
 if not run then redis.call('HSET', STATE, 'layout', LAYOUT) end

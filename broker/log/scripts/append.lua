@@ -35,7 +35,7 @@ end
 
 local function refusal_of_call()
   if is_closed() then return 'FULL', 'closed' end
-  if credit.role == 0 then return refuse_session(session), '' end
+  if credit.role == 0 then return refuse_session(session) end
   if credit.role == 3 then return 'INVALID', 'an evaluation session appends nothing' end
   if credit.returned == 1 then catch_up() end
   if actor_acked > credit.sequence then return 'GAP', '' end

@@ -2,7 +2,7 @@
 -- ARGV: actor id, role, owner (identity that opens it, '' for none).
 -- Reply: {'OK', session, seed salt, begin_through, min_version, round, specification,
 --         1 when it waits for credit else 0}
---        or {'NOT_READY' | 'RUN_CLOSED' | 'FULL', detail}.
+--        or {'NOT_READY' | 'RUN_CLOSED' | 'FULL' | 'INVALID', detail}.
 -- uses: run, sessions, credit, turns, rounds
 redis.call('DEL', ABSENT)
 local actor, role = ARGV[1], tonumber(ARGV[2])
@@ -11,6 +11,10 @@ if not specification then return {'NOT_READY', 'no learner has written the run s
 if is_closed() then return {'NOT_READY', 'the log waits for the learner to re-open it'} end
 local number, desired, reopened = numbers(STATE, 'number', 'desired', 'reopened')
 if desired == 3 then return {'RUN_CLOSED', 'the run is stopping'} end
+if numbers(DAMAGED, actor) >= MOST_DAMAGED then
+  return {'INVALID', MOST_DAMAGED .. ' sessions in a row of this actor sent experience that cannot be learned from; '
+    .. 'the log of the learner says what; look for damage on its way or in its memory, then start the learner again'}
+end
 
 local previous = redis.call('HGET', ACTORS, actor)
 if previous then

@@ -5,8 +5,8 @@
 redis.call('DEL', ABSENT)
 local session, sequence, row = ARGV[1], tonumber(ARGV[2]), SESSION .. ARGV[1]
 if is_closed() then return {'FULL', 0, 'closed'} end
-local status = refuse_session(session)
-if status then return {status, 0, ''} end
+local status, detail = refuse_session(session)
+if status then return {status, 0, detail} end
 renew_session(session, now_ms())
 local taken, role = numbers(row, 'reports', 'role')
 -- A result decides which version is the best one and when a run is solved.

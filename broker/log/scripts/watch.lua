@@ -4,13 +4,13 @@
 -- Reply: {'OK', begin_through, min_version, round, desired, revision, traffic revision, evaluate version,
 --         version, update, sha256, size, scalars, 1 when it waits for credit else 0,
 --         newest flush asked for}
---        or {'NOT_READY' | 'EXPIRED' | 'FENCED', detail}.
+--        or {'NOT_READY' | 'EXPIRED' | 'FENCED' | 'INVALID', detail}.
 -- uses: run, sessions, credit, turns
 redis.call('DEL', ABSENT)
 local session, row, begun = ARGV[1], SESSION .. ARGV[1], tonumber(ARGV[2])
 if is_closed() then return {'NOT_READY', 'the log waits for the learner to re-open it'} end
 local credit = credit_row(session)
-if credit.role == 0 then return {refuse_session(session), ''} end
+if credit.role == 0 then return {refuse_session(session)} end
 local now = now_ms()
 renew_session(session, now)
 redis.call('HSET', row, 'applied', ARGV[3], 'flushed', ARGV[6])

@@ -173,6 +173,21 @@ def test_an_actor_that_does_not_act_with_the_weights_it_names_raises_an_alert(
     scene.clears("PenstockProbeMismatch")
 
 
+def test_experience_that_was_altered_in_redis_raises_an_alert(scene: Scene, run: Training) -> None:
+    scene.clears("PenstockExperienceDamaged")
+    with redis.Redis.from_url(redis_of(run)) as client:
+
+        def damage() -> None:
+            if client.exists(keys.CONVICTED):
+                return
+            for key in client.scan_iter(keys.PAYLOAD + "*"):
+                client.setrange(key, 0, b"\xff" * client.strlen(key))
+
+        with going_on(damage):
+            scene.fires("PenstockExperienceDamaged")
+    scene.clears("PenstockExperienceDamaged")
+
+
 def test_a_damaged_checkpoint_raises_an_alert(scene: Scene, run: Training) -> None:
     scene.clears("PenstockCheckpointRefused")
     with launcher_stopped(run):
@@ -186,10 +201,13 @@ def test_a_damaged_checkpoint_raises_an_alert(scene: Scene, run: Training) -> No
     scene.clears("PenstockCheckpointRefused")
 
 
+def redis_of(run: Training) -> str:
+    return str(json.loads((run.run_dir / "endpoints.json").read_text())["redis"]["address"])
+
+
 def committed(run: Training) -> str:
     """The newest checkpoint that counts."""
-    url = json.loads((run.run_dir / "endpoints.json").read_text())["redis"]["address"]
-    with redis.Redis.from_url(url) as client:
+    with redis.Redis.from_url(redis_of(run)) as client:
         newest: Any = client.lindex(keys.COMMITS, -1)
     return str(json.loads(newest)["checkpoint_id"])
 

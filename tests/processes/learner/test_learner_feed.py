@@ -9,12 +9,18 @@ import pytest
 import redis
 
 import penstock.learner.learner
+import penstock.learner.lease
 from penstock.broker.log import keys
+from penstock.broker.log.script import MOST_DAMAGED
 from penstock.config.settings import Settings
+from penstock.launch.audit.audit_command import audit
 from penstock.learner.model import make_model
 from penstock.protocol.messages import Role
 from penstock.runtime import metrics
 from penstock.runtime.exit import RunFailed
+from penstock.runtime.retry import Interrupted
+from tests.support.run.actor_run import ActorThread
+from tests.support.run.harness import BrokerProcess
 from tests.support.run.learner_run import (
     BATCH,
     CHARGE,
@@ -112,27 +118,90 @@ def test_an_unlearnable_fragment_is_invalid_and_its_session_quarantined(
 ) -> None:
     with LearnerThread(redis_url, tmp_path, endless()) as learner, Producer(redis_url, tmp_path) as producer:
         hostile, honest = producer.open("hostile"), producer.open("honest")
-        until(lambda: producer.send_with_credit(hostile, **broken), "credit")
-        producer.drive([honest, hostile], lambda: '"quarantined"' in producer.status().learner_json)
+        until(lambda: producer.send_with_credit(hostile, 1, **broken), "credit")
+        assert producer.send_with_credit(hostile) > 0
+        producer.drive([honest], lambda: '"quarantined"' in producer.status().learner_json)
         updated(producer, honest, 1)
         dropped, found = learner.drain()["ledger"]["dropped"], audited(tmp_path, redis_url)
     assert found["invalid"] == dropped["invalid"] >= 1
     assert found["quarantined"] == dropped["quarantined"] >= 1
 
 
-@pytest.mark.promise("session-quarantined-good-next")
-def test_a_restarted_learner_knows_its_quarantine(redis_url: str, tmp_path: Path) -> None:
+def _damage(producer: Producer, session: int, honest: int) -> None:
+    """Send what cannot be learned from until the session is closed in words."""
+    until(lambda: producer.send_with_credit(session, 1, action=OUTSIDE), "credit")
+    producer.drive([honest], lambda: producer.refusal(session) != "")
+    assert "invalid: the learner closed this session: log entry" in producer.refusal(session)
+
+
+@pytest.mark.promise("session-closed-damage-actor")
+def test_damage_closes_a_session_in_words_and_the_third_in_a_row_ends_its_actor(
+    redis_url: str, tmp_path: Path
+) -> None:
     with Producer(redis_url, tmp_path) as producer:
         with LearnerThread(redis_url, tmp_path, endless()) as learner:
+            honest = producer.open("honest")
+            for _ in range(MOST_DAMAGED):
+                _damage(producer, producer.open("hostile"), honest)
+            told = producer.open_refusal("hostile")
+            assert "3 sessions in a row of this actor sent experience that cannot" in told
+            assert producer.refusal(honest) == producer.open_refusal("another") == ""
+            assert learner.drain()["ledger"]["dropped"]["invalid"] == MOST_DAMAGED
+        with LearnerThread(redis_url, tmp_path, endless(), resume=True):
+            assert producer.open("hostile"), "a learner that begins forgets who was refused"
+    assert audited(tmp_path, redis_url)["invalid"] == MOST_DAMAGED
+
+
+@pytest.mark.promise("session-closed-damage-actor")
+def test_one_damaged_payload_costs_an_honest_actor_one_session_and_not_the_run(
+    redis_url: str, tmp_path: Path, broker: BrokerProcess
+) -> None:
+    with (
+        Producer(redis_url) as watcher,
+        redis.Redis.from_url(redis_url) as client,
+        ActorThread(broker.address, "actor-0", ack_journal=str(tmp_path / "journals")),
+    ):
+        with LearnerThread(redis_url, tmp_path, endless()) as learner:
+            until(lambda: watcher.status().latest.update >= 1, "an update")
+            learner.drain()
+        (before,) = until(lambda: watcher.status().sessions, "the actor")
+        until(lambda: watcher.status().log_head > watcher.status().settled, "experience that waits")
+        damaged = keys.payload(watcher.status().log_head)
+        client.setrange(damaged, 0, b"\xff" * client.strlen(damaged))
+        with LearnerThread(redis_url, tmp_path, endless(), resume=True) as learner:
+            until(
+                lambda: any(
+                    row.session > before.session and row.sequence >= 8 for row in watcher.status().sessions
+                ),
+                "fragments of another session of the actor",
+            )
+            dropped = learner.drain()["ledger"]["dropped"]
+    assert dropped["invalid"] == 1
+    assert dropped.get("quarantined", 0) < 2 * BATCH // CHARGE, "what it had credit for, and no more"
+    (problem,) = audit(tmp_path, redis=redis_url).problems
+    assert "is not what its actor recorded" in str(problem)
+
+
+@pytest.mark.promise("session-quarantined-good-next")
+def test_a_restarted_learner_closes_what_the_one_before_could_not(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hold(name: str, _sequence: int = 0) -> None:
+        if name == "lease.waiting":
+            raise Interrupted
+
+    with Producer(redis_url, tmp_path) as producer:
+        with monkeypatch.context() as held, LearnerThread(redis_url, tmp_path, endless()) as learner:
+            held.setattr(penstock.learner.lease, "failpoint", hold)
             hostile, honest = producer.open("hostile"), producer.open("honest")
             until(lambda: producer.send_with_credit(hostile, 1, action=OUTSIDE), "credit")
-            producer.drive([honest], lambda: '"invalid": 1' in producer.status().learner_json)
+            updated(producer, honest, 1)
             before = learner.drain()["ledger"]["dropped"]
+        assert producer.refusal(hostile) == ""
         with LearnerThread(redis_url, tmp_path, endless(), resume=True) as learner:
-            producer.drive([honest, hostile], lambda: '"quarantined"' in producer.status().learner_json)
+            producer.drive([honest], lambda: producer.refusal(hostile) != "")
             after = learner.drain()["ledger"]["dropped"]
-    assert (before, after["invalid"]) == ({"invalid": 1}, 1)
-    assert set(after) == {"invalid", "quarantined"}
+    assert before == after == {"invalid": 1}
     assert audited(tmp_path, redis_url)["invalid"] == 1
 
 
@@ -172,7 +241,7 @@ def test_three_batches_that_are_not_finite_end_the_run_and_are_booked(redis_url:
             with pytest.raises(RunFailed, match="3 updates in a row were not finite"):
                 learner.finish()
         with LearnerThread(redis_url, tmp_path, given, resume=True) as learner:
-            sent = producer.acked
+            session, sent = producer.open(), producer.acked
             producer.drive([session], lambda: producer.acked >= sent + 8)
             result = learner.drain()
     assert result["ledger"]["dropped"]["nan"] >= 3 * BATCH // CHARGE

@@ -11,8 +11,9 @@ bounded    it looks like honest experience: trained, and the update stays finite
 
 All but the spoiled tensors is what a shipped rollout worker does: sessions, credit, outbox, journal, drain,
 and the run's own environments and policy, or with --made-up those of `tests.support.fleet.crowd_actor`. A
-session that was found out is held for good, so it is left after its spoiled fragment, the K-th, and the next
-way comes in a session of its own. A line with the way is written before the fragment may be sent.
+session that was found out is closed and counted, so it is left after its spoiled fragment, the K-th, and the
+next way comes in a session under a name of its own. A line with the way is written before the fragment may be
+sent.
 """
 
 import argparse
@@ -290,6 +291,7 @@ class Poisoner:
         self._health = Health(lifecycle.role)
         self._honest: FragmentGenerator | None = None
         self._ways: Iterator[Way] = iter(())
+        self._sessions = itertools.count(1)
         self._worker_life = Lifecycle(lifecycle.role)
 
     def run(self) -> int:
@@ -313,7 +315,8 @@ class Poisoner:
         if self._lifecycle.draining.is_set():
             return False
         journal = self._settings.actor.ack_journal
-        Worker(life, client, self._name, self._health, self._spoiler, ack_journal=journal).run()
+        name = f"{self._name}-{next(self._sessions)}"
+        Worker(life, client, name, self._health, self._spoiler, ack_journal=journal).run()
         return life.draining.is_set()
 
     def _spoiler(self, specification: RunSpecification) -> FragmentGenerator:

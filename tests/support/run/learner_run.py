@@ -213,6 +213,15 @@ class Producer:
                 assert time.monotonic() < deadline, "Redis did not come back"
                 time.sleep(0.02)
 
+    def refusal(self, session: int) -> str:
+        """Why a watch of the session is refused; "" where it is not."""
+        return str(self._call(lambda: self._store.watch(Watch(session=session))).refusal or "")
+
+    def open_refusal(self, actor_id: str) -> str:
+        """Why the actor gets no session; "" where it gets one."""
+        opened = self._call(lambda: self._store.open_session(actor_id, Role.ROLLOUT))
+        return str(opened) if isinstance(opened, Refusal) else ""
+
     def _watch(self, session: int) -> Credit:
         watched = self._call(lambda: self._store.watch(Watch(session=session)))
         if watched.news is not None:

@@ -188,15 +188,15 @@ def test_a_sender_of_unlearnable_fragments_stays_quarantined_after_a_restart() -
     first, second = (Quarantine(probe, policy(0), 1e-3) for _ in range(2))
     first.expect(7, "digest", weights.snapshot(served))
     before = first.sessions
-    first.convict(3, "log entry 9 is invalid")
+    first.convict(3, "a", "log entry 9 is invalid")
     assert first.sessions != before
     assert held(first, served.log_prob(probe.observation, probe.action)), "whatever it answers"
     for _ in range(2):
-        first.suspect(4, "log entry 10 makes updates fail")
+        first.suspect(4, "a", "log entry 10 makes updates fail")
     second.restore(json.loads(json.dumps(first.state())))
     assert second.holds(3)
     assert not second.holds(4)
-    second.suspect(4, "log entry 11 makes updates fail")
+    second.suspect(4, "a", "log entry 11 makes updates fail")
     assert second.sessions == {3, 4}
 
 
