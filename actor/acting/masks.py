@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from penstock.config.configuration_error import ConfigurationError
 from penstock.config.sections import EnvironmentSection, RewardWrapper
 from penstock.config.workload import load
 from penstock.protocol.schema import mask_rules
@@ -36,7 +37,7 @@ class Masks:
         """Return the masks that came with an observation, bool [N, n] by name.
 
         Where none came nothing is allowed. observation, infos: of N slots, as a vector environment returns
-        them. Raises Fatal for another form.
+        them. Raises ConfigurationError for another form.
         """
         is_part = isinstance(observation, dict) and self._key in observation
         given = observation[self._key] if is_part else infos.get(self._key)
@@ -44,7 +45,7 @@ class Masks:
         if given is not None:
             came = self._read(given, self._slots)
             if came.shape[1] != self._total:
-                raise Fatal(
+                raise ConfigurationError(
                     f"environment.mask_key={self._key!r}: masks of {came.shape[1]} choices came, the action "
                     f"space has {self._total}; give one value for each choice"
                 )

@@ -1,13 +1,14 @@
 """One of several environments in a process: what it returns is checked, what it raises is reported.
 
 An environment that raises, or shows NaN or infinity, has failed in that step: the slot reports it as
-`stepper.FAILED`, and is reset. What has another form than Gymnasium's ends the process with an error that
-names environment, method and value. So does an environment that fails again and again.
+`stepper.FAILED`, and is reset. What has another form than Gymnasium's is a ConfigurationError, which names
+environment, method and value and ends the run. An environment that fails again and again ends the process.
 """
 
 import copy
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final, NoReturn
 
 import gymnasium
@@ -24,6 +25,10 @@ from penstock.runtime.exit import Fatal, RunFailed
 _RAISED: Final = (Exception, KeyboardInterrupt, SystemExit)
 _OURS: Final = (ConfigurationError, Fatal, RunFailed)
 """What an environment of this package raises to end the process: no failure of a step."""
+_FORMS: Final = (
+    ("reset", 2, "(observation, info)"),
+    ("step", 5, "(observation, reward, terminated, truncated, info)"),
+)
 _TRUTH: Final = (bool, np.bool_)
 _MOST_FAILURES: Final = 5
 """Failures in a row that end the process; an episode that ends, or SOUND_STEPS steps, end the row."""
@@ -44,31 +49,27 @@ class Slot(gymnasium.Wrapper[Any, Any, Any, Any]):
     ) -> None:
         """name: the environment's id. mask_key: as `environment.mask_key`. action_space: as data."""
         super().__init__(env)
+        self._check_forms(env)
         self._name, self._mask_key, self._masked_space = name, mask_key, action_space
         space = env.observation_space
         self._is_array = isinstance(space, gym_spaces.Box)
+        self._form = (space.shape, space.dtype)
         self._is_finite = _finite_check(space)
         self._observation: Any = None
         self._failures = self._steps = 0
-        self._has_reset = self._has_stepped = False
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
         self._steps = 0
         while True:
             try:
-                returned: Any = self.env.reset(seed=seed, options=options or None)
+                observation, info = self.env.reset(seed=seed, options=options or None)
             except _OURS:
                 raise
             except _RAISED as error:
                 self._count("reset", _described(error))
                 self._make_again()
                 continue
-            if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping)):
-                self._refuse("reset", returned, "return (observation, info), info a dict")
-            observation, info = returned
-            if not self._has_reset:
-                self._check_observation("reset", observation)
-                self._has_reset = True
+            self._check_observation("reset", observation)
             if self._is_finite(observation):
                 break
             self._count("reset", f"it showed {_shown(observation)}")
@@ -82,8 +83,6 @@ class Slot(gymnasium.Wrapper[Any, Any, Any, Any]):
             raise
         except _RAISED as error:
             return self._failed(_described(error))
-        if type(returned) is not tuple or len(returned) != 5:
-            self._refuse("step", returned, "return (observation, reward, terminated, truncated, info)")
         observation, reward, terminated, truncated, info = returned
         if not isinstance(reward, float):
             reward = self._number("reward", reward)
@@ -91,9 +90,7 @@ class Slot(gymnasium.Wrapper[Any, Any, Any, Any]):
             terminated = bool(self._number("terminated", terminated))
         if not isinstance(truncated, _TRUTH):
             truncated = bool(self._number("truncated", truncated))
-        if not self._has_stepped:
-            self._check_observation("step", observation)
-            self._has_stepped = True
+        self._check_observation("step", observation)
         if not math.isfinite(reward):
             return self._failed(f"reward={reward}")
         # A terminated episode's last observation has no value and may be anything.
@@ -104,6 +101,22 @@ class Slot(gymnasium.Wrapper[Any, Any, Any, Any]):
             self._failures = 0
         self._observation = self._copied(observation)
         return self._observation, reward, terminated, truncated, self._kept("step", info)
+
+    def _check_forms(self, env: gymnasium.Env[Any, Any]) -> None:
+        """Check what the environment returns before Gymnasium's wrappers unpack it."""
+        while isinstance(env, gymnasium.Wrapper) and type(env).__module__.startswith("gymnasium.wrappers."):
+            env = env.env
+        for method, length, form in _FORMS:
+            setattr(env, method, partial(self._formed, getattr(env, method), method, length, form))
+
+    def _formed(
+        self, call: Callable[..., Any], method: str, length: int, form: str, *given: Any, **by_name: Any
+    ) -> Any:
+        returned = call(*given, **by_name)
+        is_formed = isinstance(returned, tuple) and len(returned) == length
+        if not is_formed or (method == "reset" and not isinstance(returned[1], Mapping)):
+            self._refuse(method, returned, f"return {form}, info a dict")
+        return returned
 
     def _failed(self, why: str) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         cause = self._count("step", why)
@@ -124,6 +137,7 @@ class Slot(gymnasium.Wrapper[Any, Any, Any, Any]):
         try:
             self.env.close()
             self.env = gymnasium.make(specification)
+            self._check_forms(self.env)
         except _RAISED as error:
             self._count("constructor", _described(error))
 
@@ -146,12 +160,18 @@ class Slot(gymnasium.Wrapper[Any, Any, Any, Any]):
         return float(array.item())
 
     def _check_observation(self, method: str, observation: Any) -> None:
+        if (
+            self._is_array
+            and isinstance(observation, np.ndarray)
+            and (observation.shape, observation.dtype) == self._form
+        ):
+            return
         wrong = _difference(self.env.observation_space, observation, "observation")
         if wrong:
             self._refuse(method, observation, f"{wrong}; show what observation_space states")
 
     def _refuse(self, method: str, value: Any, remedy: str, error: BaseException | None = None) -> NoReturn:
-        raise Fatal(
+        raise ConfigurationError(
             f"environment.id={self._name!r}: {method} returned {_shown(value)}: {remedy}, or wrap the "
             "environment"
         ) from error

@@ -12,6 +12,7 @@ from typing import Final
 import pytest
 
 from penstock.launch.run.supervisor import MAX_FAILURES
+from penstock.runtime.exit import EXIT_USAGE
 from penstock.runtime.health import ENDPOINT_VARIABLE
 from tests.support.network.proxy import Proxy
 from tests.support.run import harness
@@ -34,6 +35,15 @@ class Falls(CartPoleEnv):
             raise RuntimeError("the simulator has crashed")
         return super().step(action)
 gymnasium.register("Falls-v0", Falls, max_episode_steps=500, reward_threshold=475)
+"""
+
+OTHER_FORM = """
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+class OtherForm(CartPoleEnv):
+    def step(self, action):
+        return super().step(action)[:4]
+gymnasium.register("OtherForm-v0", OtherForm, max_episode_steps=500)
 """
 
 LEAVES = f"""
@@ -174,6 +184,18 @@ def kill_an_actor(training: Training) -> None:
     training.until(lambda: training.pids()["actor-0"] != pid)
     for _ in range(3):
         training.until_steps(training.steps() - training.began_steps + 1)
+
+
+def test_an_environment_of_another_form_ends_the_run_at_its_first_step(
+    start: Callable[..., Training], importable: Path
+) -> None:
+    (importable / "other_form.py").write_text(OTHER_FORM)
+    training = start("other_form:OtherForm-v0", *LONG, "--actors", "1")
+    last = ending(training)
+    assert last.startswith("environment.id='other_form:OtherForm-v0': step returned tuple (array")
+    assert "return (observation, reward, terminated, truncated, info)" in last
+    assert training.process.returncode == EXIT_USAGE
+    assert all(one["restarts"] == 0 for one in training.summary()["processes"])
 
 
 def test_kills_with_progress_in_between_do_not_end_a_run(start: Callable[..., Training]) -> None:

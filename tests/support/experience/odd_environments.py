@@ -315,6 +315,13 @@ class OtherShape(Odd):
         return np.zeros(3, np.float32)
 
 
+class OtherShapeLater(Odd):
+    """It shows another form in its third step."""
+
+    def shown(self) -> Any:
+        return np.zeros(3 if self.count == 3 else 2, np.float32)
+
+
 class LacksAKey(DictWithMore):
     def shown(self) -> Any:
         return {"a": np.zeros(2, np.float32)}
@@ -338,6 +345,7 @@ REFUSED: Final = {
     NoReward: "step returned NoneType None: reward must be one number",
     RewardsOfTwo: "step returned ndarray .*reward must be one number",
     OtherShape: "reset returned ndarray .*shape \\(3,\\) and not \\(2,\\)",
+    OtherShapeLater: "step returned ndarray .*shape \\(3,\\) and not \\(2,\\)",
     LacksAKey: "reset returned dict .*lacks \\['b'\\]",
     AdditiveMask: "reset returned ndarray .*no mask of the action space \\(a mask holds -inf; use 1",
     AlwaysRaises: "step: RuntimeError: no licence \\(5 failures in a row\\)",

@@ -202,7 +202,7 @@ def test_every_form_of_a_mask_is_read_in_the_order_of_the_space(space: Space, gi
 
 
 def test_a_mask_of_the_wrong_size_is_refused_with_both_sizes() -> None:
-    with pytest.raises(Fatal, match=r"masks of 4 choices came, the action space has 3"):
+    with pytest.raises(ConfigurationError, match=r"masks of 4 choices came, the action space has 3"):
         Masks("m", Discrete(3), SLOTS).read(np.zeros(SLOTS), {"m": np.ones((SLOTS, 4))})
 
 

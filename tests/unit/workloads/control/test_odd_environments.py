@@ -97,8 +97,14 @@ def test_environments_in_processes_are_stepped_alike(kind: type[odd.Odd]) -> Non
 
 @pytest.mark.parametrize("kind", odd.REFUSED, ids=lambda kind: kind.__name__)
 def test_what_breaks_the_rules_is_refused_by_environment_method_and_value(kind: type[odd.Odd]) -> None:
-    with pytest.raises(Fatal, match=f"environment.id='.*:{kind.__name__}-v0': {odd.REFUSED[kind]}"):
+    error = Fatal if kind is odd.AlwaysRaises else ConfigurationError
+    with pytest.raises(error, match=f"environment.id='.*:{kind.__name__}-v0': {odd.REFUSED[kind]}"):
         played(stepper_of(kind))
+
+
+def test_a_form_that_is_refused_in_a_process_of_its_own_is_so_here() -> None:
+    with pytest.raises(ConfigurationError, match=odd.REFUSED[odd.OtherShapeLater]):
+        played(stepper_of(odd.OtherShapeLater, vectorise="async"))
 
 
 @pytest.mark.parametrize("method", ["reset", "step"])
