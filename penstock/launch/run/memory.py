@@ -218,6 +218,8 @@ def problem(folders: Iterable[Path]) -> str | None:
 
 
 def explain(cause: str, run_dir: Path) -> str:
-    """Return `cause`, after the error of a full disk, which may have hidden it."""
+    """Return `cause`, after what may have hidden it: the run's folder is gone, or its disk is full."""
+    if not run_dir.is_dir():
+        return f"{run_dir}: the run's folder was removed while the run went on; start a new run ({cause})"
     found = problem((run_dir, run_dir / "checkpoints", run_dir / "redis", run_dir / "logs"))
     return cause if found is None else f"{found}; make room, then resume ({cause})"

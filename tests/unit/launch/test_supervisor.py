@@ -491,6 +491,14 @@ def test_a_folder_with_room_is_no_problem(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_that_was_removed_is_reported_before_the_cause(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    told = explain("learner: exit 2", gone)
+    assert told == (
+        f"{gone}: the run's folder was removed while the run went on; start a new run (learner: exit 2)"
+    )
+
+
 def test_a_full_disk_is_reported_before_the_cause(tmp_path: Path) -> None:
     reply = subprocess.run(
         [sys.executable, "-c", LIMITED, str(tmp_path)], capture_output=True, text=True, check=True
