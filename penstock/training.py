@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -109,18 +109,21 @@ def start(config: TrainingConfig) -> Job:
     """
     name = f"{Path(config.what).stem.lower()}-{secrets.token_hex(3)}"
     run_dir = (config.run_dir or _RUNS / name).absolute()
-    scratch = Path(tempfile.mkdtemp(prefix="penstock-"))
-    try:
-        return Job(_begin(config, run_dir, scratch), run_dir, scratch)
-    except BaseException:
-        shutil.rmtree(scratch)
-        raise
+    return _job(run_dir, lambda scratch: _begin(config, run_dir, scratch))
 
 
 def resume(run_dir: Path) -> Job:
     """Continue the run of a folder, as `penstock train --resume`, and return at once; raises OSError."""
+    return _job(run_dir.absolute(), lambda scratch: _penstock(run_dir, run_dir, scratch, "--resume"))
+
+
+def _job(run_dir: Path, begin: "Callable[[Path], subprocess.Popen[bytes]]") -> Job:
     scratch = Path(tempfile.mkdtemp(prefix="penstock-"))
-    return Job(_penstock(run_dir, run_dir, scratch, "--resume"), run_dir.absolute(), scratch)
+    try:
+        return Job(begin(scratch), run_dir, scratch)
+    except BaseException:
+        shutil.rmtree(scratch)
+        raise
 
 
 def estimate(config: TrainingConfig) -> dict[str, Any]:
@@ -166,8 +169,12 @@ def lay_over(below: dict[str, Any], above: Mapping[str, Any], name: str = "") ->
     name: of the table, with a dot behind it. Raises TypeError that names a value that TOML cannot hold.
     """
     for key, value in above.items():
+        if not isinstance(key, str):
+            raise TypeError(f"{name}{key!r}: is no name of a setting; give a text")
         if isinstance(value, Mapping):
-            lay_over(below.setdefault(key, {}), value, f"{name}{key}.")
+            if not isinstance(below.get(key), dict):
+                below[key] = {}
+            lay_over(below[key], value, f"{name}{key}.")
         elif value is None:
             below.pop(key, None)
         else:
@@ -183,7 +190,9 @@ def _plain(name: str, value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(name, one) for one in value]
     if isinstance(value, Mapping):
-        return {key: _plain(f"{name}.{key}", one) for key, one in value.items()}
+        below: dict[str, Any] = {}
+        lay_over(below, value, f"{name}.")
+        return below
     if not isinstance(value, _OF_TOML):
         raise TypeError(f"{name}={value!r}: is no number, text or truth value; give one of them, or a list")
     return value

@@ -90,12 +90,32 @@ def test_random_episodes_are_counted_written_and_plotted(
     assert 10 < summary["evaluation"]["mean"] < 40, "played as in training, not by the most likely action"
     lines = [json.loads(line) for line in (run / "episodes.jsonl").read_text().splitlines()]
     assert [line["episode"] for line in lines] == list(range(1, len(lines) + 1))
-    assert len(lines) >= 60
+    assert len(lines) == summary["training_episodes"] >= 60
     assert all(line["return"] == line["length"] for line in lines)
     assert (run / "policies" / "latest").resolve().exists()
     assert list((run / "checkpoints").glob("*/tensors.safetensors.lz4"))
     drawn = command("graph", str(run))
     assert f"after {summary['env_steps']:,} steps" in drawn.stdout
+
+
+def test_a_terminal_of_few_characters_fails_no_command_that_succeeded(
+    start: Callable[..., Training], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    training = start(
+        "CartPole-v1", "--actors", "1", "--total-steps", "4000", "--set", "evaluation.episodes=2",
+        "--set", "algorithm.batch_steps=512", "--set", "learner.stop_at_target=false",
+    )  # fmt: skip
+    code, out, err = training.end()
+    assert code == 0, err
+    assert "\\xb1" in out, "a deviation is written behind it"
+    run = str(training.run_dir)
+    for encoding in ("ascii", "latin-1"):
+        monkeypatch.setenv("PYTHONIOENCODING", encoding)
+        for words in (("evaluate", run, "--episodes", "2"), ("graph", run), ("audit", run)):
+            done = command(*words, encoding=encoding)
+            assert done.returncode == 0, (words, done.stderr)
+            assert "Traceback" not in done.stderr
 
 
 def test_a_run_ends_when_its_time_is_over(start: Callable[..., Training]) -> None:

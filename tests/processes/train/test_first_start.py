@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
-from penstock.training import TrainingConfig, TrainingFailed, estimate, resume
+from penstock.training import TrainingConfig, TrainingFailed, estimate, lay_over, resume
 from penstock.training import start as begin
 from tests.support.run.harness import PATIENCE_S, Training, eventually
 from tests.support.run.wandb_file import history
@@ -154,6 +155,34 @@ def test_a_run_that_cannot_start_names_the_cause(tmp_path: Path) -> None:
         begin(wrong).result(PATIENCE_S)
     with pytest.raises(TrainingFailed, match="unheard"):
         estimate(TrainingConfig("CartPole-v1", settings={"unheard": {"of": 1}}))
+
+
+def test_settings_of_python_become_those_of_toml_or_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    below: dict[str, Any] = {"learner": {"total_steps": 5, "total_updates": 1}, "environment": "one"}
+    numbers = {"total_steps": np.int64(7), "total_updates": None, "lease_ttl_s": np.float32(0.5)}
+    kwargs = {"table": np.eye(2), "file": tmp_path, "parts": [{"of": np.bool_(True), "none": None}]}
+    lay_over(below, {"learner": numbers, "environment": {"kwargs": kwargs}})
+    plain = {"table": [[1.0, 0.0], [0.0, 1.0]], "file": str(tmp_path), "parts": [{"of": True}]}
+    assert below == {"learner": {"total_steps": 7, "lease_ttl_s": 0.5}, "environment": {"kwargs": plain}}
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    wrong: tuple[tuple[dict[Any, Any], str], ...] = (
+        ({"learner": {"total_steps": object()}}, r"learner\.total_steps=<object"),
+        (
+            {"environment": {"kwargs": {"parts": [{"of": {1, 2}}]}}},
+            r"environment\.kwargs\.parts\.of=\{1, 2\}",
+        ),
+        ({"policy": {"hidden_sizes": [None]}}, r"policy\.hidden_sizes=None"),
+        ({"learner": {7: 1}}, r"learner\.7: is no name of a setting"),
+    )
+    for settings, words in wrong:
+        with pytest.raises(TypeError, match=words):
+            begin(TrainingConfig("CartPole-v1", settings=settings, run_dir=tmp_path / "run"))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "absent"))
+    with pytest.raises(FileNotFoundError):
+        resume(tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_no_module_of_the_learner_is_loaded() -> None:
