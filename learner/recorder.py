@@ -519,6 +519,7 @@ def _summary(
         "solved": solved is not None,
         "target_return": learner.model.target,
         "mean_return": here["mean_return"],
+        "training_episodes": here["episodes"],
         "evaluation": _evaluation_json(restored or solved or evaluation.last),
         "best_checkpoint": evaluation.checkpoints()[0] or None,
         "restored_from": None if restored is None else restored.candidate.version,

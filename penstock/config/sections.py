@@ -234,7 +234,10 @@ class LearnerSection(Section):
     total_steps: Positive | None = None
     """The run ends after this many environment steps; none: the workload's default."""
     total_episodes: Annotated[Positive | None, ADVANCED] = None
-    """The run ends after this many training episodes, where nothing ends it before; none: any number."""
+    """The run ends once this many training episodes have ended, of all actors; none: any number.
+
+    More of them end, since environments are stepped together and in whole batches; the summary has how many.
+    """
     total_updates: Annotated[Positive | None, ADVANCED] = None
     """The run ends after this many updates, where nothing ends it before; none: any number."""
     total_seconds: Annotated[PositiveReal | None, ADVANCED] = None

@@ -36,7 +36,12 @@ class Request:
         int | None, typer.Option("--total-steps", min=1, help="Environment steps at most.")
     ] = None
     episodes: Annotated[
-        int | None, typer.Option("--episodes", min=1, help="Training episodes at most, of all actors.")
+        int | None,
+        typer.Option(
+            "--episodes",
+            min=1,
+            help="End once so many training episodes have ended; those under way count on.",
+        ),
     ] = None
     serve_at: Annotated[
         str | None,

@@ -20,6 +20,7 @@ _LEARNT: Final = (
     "ending",
     "restored_from",
     "mean_return",
+    "training_episodes",
     "evaluation",
     "env_steps",
     "updates",
@@ -43,7 +44,7 @@ _ENDINGS: Final = {
     "recording": "the recording is at its end",
     "drained": "it was asked to end",
     "stalled": "no update was made any more",
-    "episodes": "all episodes are done",
+    "episodes": "the training episodes that learner.total_episodes asks for have ended",
     "seconds": "its time is over",
 }
 """Values of `ending` in the learner's account, in words."""
@@ -151,7 +152,8 @@ def _progress(summary: dict[str, Any]) -> list[Row]:
         rows.append(("solved after", f"{when}, by version {moment['version']}"))
     version = _text(summary["policy_version"])
     rows.append(("updates", f"{_text(summary['updates'])}, policy version {version}"))
-    rows.append(("return", f"{shown(summary['mean_return'])} over the last 100 training episodes"))
+    among = "" if (ended := summary["training_episodes"]) is None else f", of {_text(ended)}"
+    rows.append(("return", f"{shown(summary['mean_return'])} over the last 100 training episodes{among}"))
     return rows
 
 
