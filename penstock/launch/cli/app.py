@@ -108,8 +108,7 @@ def main() -> Any:
     """Entry point of the `penstock` command. Modules in the working folder can be named, but hide nothing."""
     _open_what_is_closed()
     try:
-        # Of a checkout that is installed as it lies our own packages are found last of all.
-        sys.path += [str(Path(__file__).parents[3]), str(Path.cwd())]
+        sys.path.append(str(Path.cwd()))
     except FileNotFoundError:
         sys.stderr.write("the working folder was deleted; change to one that is there\n")
         sys.exit(EXIT_USAGE)

@@ -73,7 +73,7 @@ def test_a_command_fails_as_usual_with_a_closed_stderr() -> None:
 
 
 def test_modules_in_the_working_folder_do_not_hide_the_programs(tmp_path: Path) -> None:
-    for name in ("actor", "broker", "launch", "learner", "penstock"):
+    for name in ("actor", "broker", "gymnasium", "launch", "learner", "penstock"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('a module of the working folder')\n")
     # No PYTHONPATH: what it names comes before the working folder anyway.
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
