@@ -18,6 +18,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from typing import Any, Final
 
 import numpy as np
@@ -31,6 +32,7 @@ from penstock.config.settings import ConfigurationError
 from penstock.protocol.spaces import Dict, Space, Tuple, flatten, leaves
 from penstock.protocol.tensor import Array
 from penstock.runtime import metrics
+from penstock.runtime.exit import Fatal
 
 Observation = dict[str, Any]
 OBSERVATION = "observation"
@@ -40,6 +42,8 @@ FAILED: Final = "penstock.failed"
 A step that failed is reported as truncated, and is not experience.
 """
 _COMPLAIN_EVERY_S: Final = 10.0
+_END_S: Final = 1.0
+"""How long the exit code of a process is awaited whose pipe is closed."""
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +111,10 @@ class Stepper:
 
     def step(self, action: Any) -> Stepped:
         own = _typed(self._action_space, action)
-        observation, reward, terminated, truncated, infos = self.environment.step(own)
+        try:
+            observation, reward, terminated, truncated, infos = self.environment.step(own)
+        except (EOFError, ConnectionError) as error:
+            raise Fatal(self._of_processes(error)) from error
         slots = np.logical_or(terminated, truncated).nonzero()[0]
         flat = self._flat(observation, infos)
         if FAILED in infos:
@@ -122,6 +129,19 @@ class Stepper:
 
     def close(self) -> None:
         self.environment.close()
+
+    def _of_processes(self, error: Exception) -> str:
+        """Say how the processes of AsyncVectorEnv ended; an exception of an environment comes as itself."""
+        processes = getattr(self.environment.unwrapped, "processes", ())
+        wait([process.sentinel for process in processes], _END_S)
+        ends = {process.exitcode for process in processes if process.exitcode is not None}
+        if not ends:
+            return f"{self.environment}: step: {error!r}"
+        return (
+            f"{self.environment}: step: a process of an environment ended with exit code "
+            f"{', '.join(map(str, sorted(ends)))}; correct the environment, or see what it prints with "
+            "environment.vectorise='sync'"
+        )
 
     def _without_failed(
         self, observation: Observation, reward: Any, terminated: Any, truncated: Any, infos: dict[str, Any]

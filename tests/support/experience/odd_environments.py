@@ -327,6 +327,11 @@ class LacksAKey(DictWithMore):
         return {"a": np.zeros(2, np.float32)}
 
 
+class LeavesItsProcess(Odd):
+    def step(self, action: Any) -> Any:
+        os._exit(7)
+
+
 class AlwaysRaises(Odd):
     def step(self, action: Any) -> Any:
         raise RuntimeError("no licence")
@@ -352,5 +357,5 @@ REFUSED: Final = {
 }
 MASKED: Final = (AdditiveMask, MaskAsList, MaskOfWholeNumbers, MaskInObservation, RaisesForTheForbidden)
 
-for _kind in (*TRAINS, *REFUSED, StrictAboutActions):
+for _kind in (*TRAINS, *REFUSED, StrictAboutActions, LeavesItsProcess):
     gymnasium.register(f"{_kind.__name__}-v0", f"{__name__}:{_kind.__name__}")

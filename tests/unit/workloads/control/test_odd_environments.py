@@ -95,6 +95,14 @@ def test_environments_in_processes_are_stepped_alike(kind: type[odd.Odd]) -> Non
     assert {int(one.truncated.sum()) for one in steps} != {0}
 
 
+def test_the_end_of_an_environments_process_is_named() -> None:
+    stepper = stepper_of(odd.LeavesItsProcess, vectorise="async")
+    stepper.reset(range(SLOTS))
+    with pytest.raises(Fatal, match=r"LeavesItsProcess.*: step: .*exit code 7.*vectorise='sync'"):
+        stepper.step(np.ones(SLOTS, np.int64))
+    stepper.environment.close(terminate=True)
+
+
 @pytest.mark.parametrize("kind", odd.REFUSED, ids=lambda kind: kind.__name__)
 def test_what_breaks_the_rules_is_refused_by_environment_method_and_value(kind: type[odd.Odd]) -> None:
     error = Fatal if kind is odd.AlwaysRaises else ConfigurationError
