@@ -18,7 +18,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import wait
 from typing import Any, Final
 
 import numpy as np
@@ -43,7 +42,7 @@ A step that failed is reported as truncated, and is not experience.
 """
 _COMPLAIN_EVERY_S: Final = 10.0
 _END_S: Final = 1.0
-"""How long the exit code of a process is awaited whose pipe is closed."""
+"""How long exit codes are awaited, in all, after a pipe was closed."""
 
 log = logging.getLogger(__name__)
 
@@ -133,7 +132,8 @@ class Stepper:
     def _of_processes(self, error: Exception) -> str:
         """Say how the processes of AsyncVectorEnv ended; an exception of an environment comes as itself."""
         processes = getattr(self.environment.unwrapped, "processes", ())
-        wait([process.sentinel for process in processes], _END_S)
+        for process in processes:
+            process.join(_END_S / len(processes))
         ends = {process.exitcode for process in processes if process.exitcode is not None}
         if not ends:
             return f"{self.environment}: step: {error!r}"
