@@ -127,7 +127,13 @@ class Stepper:
         return stepped
 
     def close(self) -> None:
-        self.environment.close()
+        try:
+            self.environment.close()
+        except (EOFError, ConnectionError):  # AsyncVectorEnv waits for the step of a process that has ended
+            of_processes: Any = self.environment.unwrapped
+            of_processes.closed = True
+            for process in of_processes.processes:
+                process.terminate()
 
     def _of_processes(self, error: Exception) -> str:
         """Say how the processes of AsyncVectorEnv ended; an exception of an environment comes as itself."""

@@ -100,7 +100,7 @@ def test_the_end_of_an_environments_process_is_named() -> None:
     stepper.reset(range(SLOTS))
     with pytest.raises(Fatal, match=r"LeavesItsProcess.*: step: .*exit code 7.*vectorise='sync'"):
         stepper.step(np.ones(SLOTS, np.int64))
-    stepper.environment.close(terminate=True)
+    stepper.close()
 
 
 @pytest.mark.parametrize("kind", odd.REFUSED, ids=lambda kind: kind.__name__)
