@@ -77,7 +77,7 @@ class ThoughtReinforceSection(OnPolicySection):
     validation_questions: Annotated[int, Field(ge=32, le=16_384)] = 256
     """Held-out questions of a validation."""
     theatre_grace: Count = 150
-    """Updates before theatre ends the run, unless a gain above 0.1 nats was there and is lost."""
+    """Updates from the last rise of any level until theatre ends the run; none where its gain was lost."""
     ends_theatre: bool = True
     """End the run when its thoughts are theatre; no: only say so."""
 

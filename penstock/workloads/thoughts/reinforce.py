@@ -14,6 +14,7 @@ validations (`penstock.workloads.thoughts.validation`) call its thoughts theatre
 import logging
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, Final
@@ -59,7 +60,16 @@ from penstock.workloads.thoughts.model import ThinkingModel, build
 from penstock.workloads.thoughts.rows import ThoughtPass, ThoughtRows, read_batch, read_rows
 from penstock.workloads.thoughts.start import check_lengths
 from penstock.workloads.thoughts.tasks import Task, draw_tests
-from penstock.workloads.thoughts.validation import LEAST_GAIN, Probed, Validation, coherence, probe, validate
+from penstock.workloads.thoughts.validation import (
+    LEAST_GAIN,
+    Probed,
+    Validation,
+    coherence,
+    gains,
+    has_risen,
+    probe,
+    validate,
+)
 
 
 def of_another_question(reward: Tensor, question: Tensor) -> Tensor:
@@ -203,8 +213,19 @@ While the learning rate is high, answers of an honest run sometimes follow too f
 """
 
 
+_LEAST_QUESTIONS: Final = 32
+"""Questions of each level, at least."""
+
+Gains = dict[int, NDArray[np.float64]]
+"""Of the questions of each level, in nats."""
+
+
 class ThoughtValidation:
-    """Validates a network that is being trained; used by the learner's thread."""
+    """Validates a network that is being trained; used by the learner's thread.
+
+    The verdict is on the hardest level. The gain of each level is compared with that of its last rise,
+    at first with none: while any level rises, nothing is theatre, and the grace begins anew.
+    """
 
     def __init__(
         self,
@@ -218,6 +239,11 @@ class ThoughtValidation:
         self._model, self._task, self._section = ThinkingModel(network, layout), task, section
         self._most = thought_tokens
         self._examples = draw_tests(task, _SEED, section.validation_questions)
+        of_each = max(_LEAST_QUESTIONS, section.validation_questions // len(task.levels))
+        self._levels = {level: draw_tests(task, _SEED, of_each, level) for level in task.levels}
+        self._risen_from: Gains = {}
+        self._risen: int | None = None
+        """Update of the newest validation in which a level has risen."""
         self._start_losses: NDArray[np.float64] | None = None
         self._best_gain = -float("inf")
         self._last: dict[str, Any] | None = None
@@ -239,7 +265,7 @@ class ThoughtValidation:
         if self._last is None or self._in_a_row < _IN_A_ROW:
             return False
         is_lost = self._best_gain > LEAST_GAIN >= float(self._last["gain"])
-        return is_lost or int(self._last["update"]) >= self._section.theatre_grace
+        return is_lost or int(self._last["update"]) - (self._risen or 0) >= self._section.theatre_grace
 
     def figures(self) -> dict[str, float]:
         return dict(self._figures)
@@ -248,20 +274,50 @@ class ThoughtValidation:
         """Return the validation in a run's summary. updates: validate the weights now; None: the last one."""
         if self._last is None:
             return {}
-        found = self._last if updates is None else {"update": updates, **self._judged(self._probe()).json()}
+        found = self._last
+        if updates is not None:
+            now, probed = self._gains(), self._probe()
+            risen = updates if self._rises(now) else self._risen
+            found = {"update": updates, **self._called(self._judged(probed), now, updates, risen).json()}
         return {"theatre": found, "verdict": found["verdict"], "remarks": found["words"]}
 
     def _validate(self, updates: int) -> None:
         probed = self._probe()
         if updates == 0:
             self._start_losses = -probed.without.log_prob
-        found = self._judged(probed)
+        now = self._gains()
+        if (rises := self._rises(now)) and updates > 0:  # the start may gain something, too
+            self._risen = updates
+        self._risen_from |= rises
+        found = self._called(self._judged(probed), now, updates, self._risen)
         self._best_gain = max(self._best_gain, found.gain)
         self._last = {"update": updates, **found.json()}
         self._in_a_row = self._in_a_row + 1 if found.verdict == "theatre" else 0
         self._figures = found.figures()
         say = log.warning if found.verdict == "theatre" else log.info
         say("thoughts validated", extra={"update": updates, "verdict": found.verdict, "words": found.words()})
+
+    def _gains(self) -> Gains:
+        return {level: gains(self._model, one, self._most) for level, one in self._levels.items()}
+
+    def _rises(self, now: Gains) -> Gains:
+        """Return the gains of the levels that have risen since their last rise."""
+        before, nothing = self._risen_from, np.zeros(1)
+        return {
+            level: values
+            for level, values in now.items()
+            if has_risen(values, before.get(level, nothing), comparisons=len(now))
+        }
+
+    def _called(self, found: Validation, now: Gains, updates: int, risen: int | None) -> Validation:
+        """Return a validation that calls nothing theatre that rises, or that gains on an easier level."""
+        found = replace(found, levels={str(level): float(values.mean()) for level, values in now.items()})
+        if found.verdict != "theatre" or updates == 0:
+            return found
+        if risen is not None and updates - risen < self._section.validate_every:
+            return replace(found, verdict="rising")
+        still = [level for level in self._risen_from if found.levels[str(level)] > LEAST_GAIN]
+        return replace(found, verdict="doubtful") if found.gain <= LEAST_GAIN and still else found
 
     def _probe(self) -> Probed:
         return probe(self._model, self._task, self._examples, self._most)
@@ -278,6 +334,8 @@ class ThoughtValidation:
             "best_gain": None if self._last is None else self._best_gain,
             "last": self._last,
             "in_a_row": self._in_a_row,
+            "risen": self._risen,
+            "risen_from": {str(level): values.tolist() for level, values in self._risen_from.items()},
             "figures": self._figures,
         }
 
@@ -287,6 +345,9 @@ class ThoughtValidation:
         self._best_gain = -float("inf") if state["best_gain"] is None else float(state["best_gain"])
         self._figures = dict(state["figures"])
         self._in_a_row = int(state["in_a_row"])
+        self._risen = state.get("risen")  # absent from checkpoints of before
+        kept = state.get("risen_from", {})
+        self._risen_from = {int(level): np.asarray(values) for level, values in kept.items()}
 
 
 _RECENT: Final = 100

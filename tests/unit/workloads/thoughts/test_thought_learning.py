@@ -1,4 +1,5 @@
 import copy
+import json
 import logging
 import math
 import tomllib
@@ -7,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
@@ -552,6 +554,41 @@ def test_a_validation_runs_before_the_first_update_and_at_intervals(
     validation.after(10)
     assert validation.findings()["theatre"]["update"] == 10
     assert validation.figures()["validation_gain"] == validation.findings()["theatre"]["gain"]
+
+
+def test_nothing_is_theatre_while_thoughts_gain_more_on_any_level(
+    validation: ThoughtValidation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    validation.load(NOTHING_FOUND)
+    validation.begin(0)
+    noise = np.random.default_rng(0).normal(0.0, 0.2, size=(3, 64))
+    called, over = {}, {}
+    for update, gain in ((10, 0.0), (20, 0.5), (30, 1.0), (40, 1.0), (120, 0.0), (130, 0.0), (140, 0.0)):
+        gained = {level: noise[level - 1] + (gain if level == 2 else 0.0) for level in TASK.levels}
+        monkeypatch.setattr(validation, "_gains", lambda gained=gained: gained)
+        if update == 130:  # a learner that was killed goes on
+            validation.load(json.loads(json.dumps(validation.state())))
+        validation.after(update)
+        called[update], over[update] = validation.findings()["verdict"], validation.is_over
+    assert list(called.values()) == [
+        "theatre", "rising", "rising", "doubtful", "theatre", "theatre", "theatre",
+    ]  # fmt: skip
+    assert [update for update, is_over in over.items() if is_over] == [130, 140], "100 after the last rise"
+    assert validation.findings()["theatre"]["levels"].keys() == {"1", "2", "3"}
+
+
+def test_a_validation_asks_every_level_and_names_the_one_that_gains(
+    validation: ThoughtValidation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    validation.load(NOTHING_FOUND)
+    validation.begin(0)
+    assert set(validation.findings()["theatre"]["levels"]) == {str(level) for level in TASK.levels}
+    gained = {1: np.zeros(32), 2: np.ones(32), 3: np.zeros(32)}
+    monkeypatch.setattr(validation, "_gains", lambda: gained)
+    for update in (10, 20):
+        validation.after(update)
+    found = validation.findings()["theatre"]
+    assert found["words"][0].startswith("doubtful: thoughts gain +1.00 nats on level 2, and ")
 
 
 def test_theatre_counts_in_consecutive_validations(

@@ -15,6 +15,7 @@ from penstock.workloads.thoughts.validation import (
     coherence,
     correlation,
     edit_distance,
+    has_risen,
     interval,
     legal_share,
     probe,
@@ -76,6 +77,15 @@ def test_values_of_one_example_are_resampled_together() -> None:
     values = np.random.default_rng(2).normal(size=50)
     once, copied = interval(values), interval(np.repeat(values, 5), np.repeat(np.arange(50) * 2, 5))
     assert (copied.value, copied.low, copied.high) == pytest.approx((once.value, once.low, once.high))
+
+
+@pytest.mark.parametrize(("rise", "least", "most"), [(0.0, 0, 4), (0.05, 0, 10), (0.6, 190, 200)])
+def test_a_gain_has_risen_where_its_questions_show_it(rise: float, least: int, most: int) -> None:
+    random = np.random.default_rng(4)
+    before = random.normal(0.5, 1.0, size=(200, 64))
+    now = before + random.normal(rise, 0.8, size=before.shape)
+    risen = sum(has_risen(one, other, comparisons=2) for one, other in zip(now, before, strict=True))
+    assert least <= risen <= most
 
 
 @pytest.fixture(scope="module")
