@@ -192,16 +192,23 @@ def delete(session: Session, project: str, rater: str) -> dict[str, list[int]]:
 
 
 def tally(
-    session: Session, policy: str, key: str, *, above: float, without: str | None = None
+    session: Session,
+    policy: str,
+    key: str,
+    *,
+    above: float,
+    without: str | None = None,
+    since: datetime | None = None,
 ) -> tuple[Tally, ...]:
     """Return the number of rated conversations of each version, and of those with a score above a bound.
 
     key: the aspect. above: the bound. The newest score of a conversation counts; a rating without a
-    conversation counts as one. Lowest version first; ratings without a version, and those of the source
-    `without`, are left out.
+    conversation counts as one. Lowest version first; ratings without a version, those of the source
+    `without`, and those before `since`, are left out.
     """
     row = RatingRow
     own = _scored(policy, key, without) & row.version.is_not(None)
+    own = own if since is None else own & (row.created >= since)
     alone = case((row.conversation == "", row.number), else_=0)
     newest = select(func.max(row.number)).where(own).group_by(row.version, row.conversation, alone)
     is_well = case((row.score > above, 1), else_=0)

@@ -104,7 +104,10 @@ def _last_line(log: Path, begin: int) -> str:
         file.seek(0, os.SEEK_END)
         file.seek(max(begin, file.tell() - _TAIL_BYTES))
         lines = file.read().decode(errors="replace").splitlines()
-    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+    # What --json prints is no error; a summary holds the cause as its last field.
+    said = [line.strip() for line in lines if line[:1] not in ("", " ", "{", "}", "[", "]")]
+    failure = [line.split(": ", 1)[1] for line in lines if line.startswith('  "failure": ')]
+    return failure[-1].strip('",') if failure else said[-1] if said else ""
 
 
 # ---- Files in the folder of a round: written by one step, read by the next, removed when the round is over.

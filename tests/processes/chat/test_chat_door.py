@@ -7,6 +7,7 @@ import random
 import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,11 +19,20 @@ pytest.importorskip("argon2", reason="the gateway needs its extra")
 import requests
 
 from penstock.gateway.store.tables import Role
+from penstock.gateway.upstream import RunAddresses
 from penstock.registry.registry import Registry
-from tests.support.browser.tabs import check_look, chromium, expect, needs_chromium, open_tab
-from tests.support.chat.chat_stand import PROJECT, beside, chat_app, page_of, served_judge, upstream_of
+from tests.support.browser.tabs import check_look, chromium, expect, needs_chromium, open_tab, take_picture
+from tests.support.chat.chat_stand import (
+    PROJECT,
+    beside,
+    chat_app,
+    page_of,
+    served_judge,
+    upstream_at,
+    upstream_of,
+)
 from tests.support.gateway.small_gateway import PASSWORD, SmallGateway
-from tests.support.language.text_stand import make_model
+from tests.support.language.text_stand import make_model, served_text
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -93,6 +103,82 @@ def test_somebody_is_invited_signs_in_and_chooses_whom_to_talk_to(
             assert [kept.rating.score for kept in registry.ratings(name)] == [score]
 
 
+def in_view(tab: "Page", name: str) -> bool:
+    """Whether all of a field or a button is in the window."""
+    box = tab.get_by_label(name).or_(tab.get_by_role("button", name=name, exact=True)).bounding_box()
+    size = tab.viewport_size
+    assert box is not None
+    assert size is not None
+    return box["x"] >= 0 and box["y"] >= 0 and box["x"] + box["width"] <= size["width"] and (
+        box["y"] + box["height"] <= size["height"]
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [(1280, 900), (390, 800)])
+def test_the_text_box_stays_in_view_and_the_newest_answer_above_it(
+    browser: "Browser", tmp_path: Path, short_folder: Path, size: tuple[int, int]
+) -> None:
+    complaints: list[str] = []
+    with (
+        upstream_of(make_model(tmp_path / "base"), tmp_path, short_folder / "text.sock") as run,
+        page_of(chat_app(run, {}, None)) as url,
+    ):
+        tab = open_tab(browser, url, complaints, "/chat")
+        tab.set_viewport_size({"width": size[0], "height": size[1]})
+        stop = tab.get_by_role("button", name="Stop")
+        assert stop.evaluate("one => getComputedStyle(one).opacity") == "0.5", "it looks disabled"
+        for number in range(10):
+            say(tab, "sum 3 sea", number + 1)
+            assert in_view(tab, "Say something")
+            assert in_view(tab, "Send")
+        newest = tab.get_by_role("button", name="I like this answer").last.bounding_box()
+        dock = tab.locator("#dock").bounding_box()
+        assert newest is not None
+        assert dock is not None
+        assert 0 <= newest["y"] <= dock["y"] - newest["height"]
+        take_picture(tab, f"chat-long-{size[0]}", whole=False)
+        check_look(tab, "chat-long")
+    assert complaints == []
+
+
+def test_what_was_typed_is_there_when_an_answer_fails(
+    browser: "Browser", tmp_path: Path, short_folder: Path
+) -> None:
+    base, socket = make_model(tmp_path / "base"), short_folder / "text.sock"
+    known = RunAddresses()
+    with ExitStack() as stack:
+        run = stack.enter_context(upstream_at(tmp_path, socket))
+        run = replace(run, addresses=lambda: known)
+        url = stack.enter_context(page_of(chat_app(run, {}, None)))
+        tab = open_tab(browser, url, [], "/chat")
+        box, notice = tab.get_by_label("Say something"), tab.locator("#notice")
+        expect(tab.locator("#waits")).to_contain_text("its model is still being made")
+        check_look(tab, "chat-waits")
+        send(tab, "sum 3 sea")
+        expect(notice).not_to_be_empty()
+        expect(box).to_have_value("sum 3 sea")
+        with served_text(base, socket, learns=False):
+            known = RunAddresses(server=f"unix:{socket}")
+            expect(tab.locator("#waits")).to_be_empty()
+            box.press("Enter")
+            expect(tab.get_by_role("button", name="I like this answer")).to_have_count(1)
+            expect(box).to_have_value("")
+            expect(notice).to_be_empty()
+        send(tab, "done 3")  # its server is away
+        expect(box).to_have_value("done 3")
+        expect(tab.get_by_role("log")).to_contain_text("not answered")
+        stack.close()  # and so is the gateway
+        send(tab, "sea")
+        expect(notice).not_to_be_empty()
+        expect(box).to_have_value("sea")
+
+
+def send(tab: "Page", text: str) -> None:
+    """Type over what is in the box, and send it."""
+    tab.get_by_label("Say something").fill(text)
+    tab.keyboard.press("Enter")
+
+
 def test_operators_see_expected_ratings_and_people_are_asked_to_rate(
     browser: "Browser", tmp_path: Path, short_folder: Path
 ) -> None:
@@ -115,7 +201,7 @@ def test_operators_see_expected_ratings_and_people_are_asked_to_rate(
         asks = tab.get_by_text("Please say whether you like this answer")
         for count, words in enumerate(texts[24:52], 1):
             say(tab, " ".join(words), count if count < 2 else 1)
-            expect(tab.get_by_text("Expected of people: ")).to_be_visible()
+            expect(tab.get_by_text("Expected of people: ")).to_have_count(0)  # who rates is not to know
             if asks.count():
                 break
             tab.get_by_role("button", name="New conversation").press("Enter")

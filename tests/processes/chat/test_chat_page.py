@@ -101,17 +101,21 @@ def test_an_operator_promotes_rolls_back_and_pauses(browser: "Browser", tmp_path
         say(talking, "hello", 1)
         tab.get_by_role("link", name="Look after").press("Enter")
         expect(tab.locator("#canaries")).to_contain_text("Canaries so far: 1.")
-        expect(tab.locator("#canaries")).to_contain_text(f"Version {canary}: ")
+        expect(tab.locator("#canaries")).to_contain_text("Version 2: ")
         expect(tab.locator("#loop")).to_contain_text("Round 3: the loop trains the next version.")
         expect(tab.get_by_role("region", name="Rounds that are over")).to_contain_text("withdrawn")
+        both = tab.get_by_role("region", name="Satisfaction with both since the trial began")
+        expect(both.get_by_role("row")).to_have_count(3)  # the heading, the canary, and the active version
+        expect(tab.get_by_role("region", name="Decisions")).to_contain_text("put on trial")
+        expect(tab.locator("#look")).not_to_contain_text(str(canary))
         check_look(tab, "chat-decide")
-        decide(tab, f"Promote version {canary}", "")
+        decide(tab, "Promote version 2", "")
         assert tab.evaluate("document.activeElement.id") != "notice"
         with Registry.read(f"sqlite:///{run}/registry.sqlite") as registry:
             assert registry.canary("default") is not None, "a decision without a reason is none"
-        decide(tab, f"Promote version {canary}", "people like it")
+        decide(tab, "Promote version 2", "people like it")
         expect(tab.get_by_role("region", name="Decisions")).to_contain_text("people like it")
-        expect(tab.get_by_role("button", name=f"Roll back version {canary}")).to_be_visible()
+        expect(tab.get_by_role("button", name="Roll back version 2")).to_be_visible()
         measured = tab.get_by_role("region", name="What counts in the reward")
         expect(measured).to_contain_text(re.compile(r"thumb\s*2\s*2\s*41\s*0\.71\s*0\.19\s*0\.06"))
         weigh(tab, "safety counts", "-1", "children read it")
@@ -126,7 +130,7 @@ def test_an_operator_promotes_rolls_back_and_pauses(browser: "Browser", tmp_path
         tab.get_by_role("button", name="Let the loop go on").press("Enter")
         expect(tab.locator("#paused")).to_have_count(0)
         gives_a_round_up(tab, loop_state.folder_of(run))
-        decide(tab, f"Roll back version {canary}", "no, they do not")
+        decide(tab, "Roll back version 2", "no, they do not")
         expect(tab.get_by_role("button", name=re.compile("Roll back version [12]$"))).to_be_visible()
         say(talking, "how are you", 2)
         with Registry.read(f"sqlite:///{run}/registry.sqlite") as registry:

@@ -87,6 +87,7 @@ SELECT version,
     SUM(blocked NOT LIKE 'input %'), SUM(fallback), SUM(blocked != ''), COUNT(asked.turn)
 FROM answers
 LEFT JOIN asked ON asked.conversation = answers.conversation AND asked.turn = answers.turn
+WHERE answers.at_s >= ?
 GROUP BY version ORDER BY version DESC
 """
 _WAIT_S: Final = 10.0
@@ -173,10 +174,10 @@ class AnswerBook:
         with closing(self._open()) as opened, opened:
             opened.execute("INSERT OR IGNORE INTO asked VALUES (?, ?)", (conversation, turn))
 
-    def counts(self) -> list[VersionCounts]:
-        """Return the counts of each version, newest first."""
+    def counts(self, since_s: float = 0.0) -> list[VersionCounts]:
+        """Return the counts of each version, newest first. since_s: Unix seconds, of the first answers."""
         with closing(self._open()) as opened:
-            return [VersionCounts(*row) for row in opened.execute(_COUNTED)]
+            return [VersionCounts(*row) for row in opened.execute(_COUNTED, (since_s,))]
 
     def by_day_and_person(
         self, rated: Iterable[RatedConversation], *, most_days: int, most_people: int
@@ -321,6 +322,7 @@ class ChatApi:
         self._judge = Judge(self._judge_address)
         self._served = ServedText(upstream, moved=self._talks.clear)
         self._run: RunSettings | None = None
+        self._ordinals: dict[int, int] = {}
 
     # ------------------------------------------------------------ the run
 
@@ -348,6 +350,15 @@ class ChatApi:
     async def policy(self) -> str:
         run = await self.run()
         return run.policy or (await answered((await self.client()).describe())).policy
+
+    async def ordinal(self, version: int) -> int | None:
+        """Return the number of a version for people; None: it is not registered."""
+        if version not in self._ordinals:
+            try:
+                self._ordinals = await asyncio.to_thread(bodies.ordinals, *await self.kept())
+            except (ApiError, RegistryError):
+                return None
+        return self._ordinals.get(version)
 
     async def kept(self) -> tuple[str, str]:
         """Return the URL of the run's registry, and the policy in it."""
@@ -472,6 +483,7 @@ class ChatApi:
                 "text": answer.text,
                 "turn": number,
                 "version": given.version,
+                "ordinal": await self.ordinal(given.version),
                 "arm": given.arm.name.lower() if given.arm else None,
                 "fallback": is_fallback,
                 "blocked": bool(blocked),

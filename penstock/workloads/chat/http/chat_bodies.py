@@ -232,6 +232,13 @@ def store(url: str, policy: str, rating: Rating) -> int:
     return kept.number
 
 
+def ordinals(url: str, policy: str) -> dict[int, int]:
+    """Return the numbers of registered versions for people: 1 is the oldest."""
+    with Registry.open(url, migrate=True) as opened:
+        versions = sorted(one.version for one in opened.list(policy))
+    return {version: number for number, version in enumerate(versions, 1)}
+
+
 def delete(url: str, rater: str) -> int:
     with Registry.open(url, migrate=True) as opened:
         return sum(len(numbers) for numbers in opened.delete_ratings("", rater).values())

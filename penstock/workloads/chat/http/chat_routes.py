@@ -21,12 +21,27 @@ from penstock.gateway.frame.route_access import JsonRoute, caller_of, is_editor,
 from penstock.gateway.routes.satisfaction_routes import LEAST, THUMB, satisfaction, share_of
 from penstock.gateway.upstream import Loop, RunSettings, Upstream, answered
 from penstock.registry.ratings import RatedConversation, Tally
-from penstock.registry.records import Event, PolicyVersion, RegistryError, Unavailable, UnknownVersion
+from penstock.registry.records import (
+    MAX_EVENTS,
+    Event,
+    PolicyVersion,
+    RegistryError,
+    Status,
+    Unavailable,
+    UnknownVersion,
+)
 from penstock.registry.registry import Registry
 from penstock.workloads.chat import loop_state
 from penstock.workloads.chat.commands import check_options
 from penstock.workloads.chat.http import chat_bodies as bodies
-from penstock.workloads.chat.http.chat_api import ACCOUNT, ChatApi, TalkCounts, VersionCounts, person_of
+from penstock.workloads.chat.http.chat_api import (
+    ACCOUNT,
+    AnswerBook,
+    ChatApi,
+    TalkCounts,
+    VersionCounts,
+    person_of,
+)
 from penstock.workloads.chat.loop_state import WeightChange, folder_of, look_at_canaries, look_at_loop
 
 router = APIRouter(route_class=JsonRoute, tags=["chat"])
@@ -70,7 +85,7 @@ async def overview(api: Api) -> dict[str, Any]:
     counts = await asyncio.to_thread(api.book.counts)
     blocked = await asyncio.to_thread(api.book.blocked)
     try:
-        tallies, kept = await asyncio.to_thread(_read, run, await api.policy())
+        tallies, kept = await asyncio.to_thread(_read, run, await api.policy(), api.book)
     except ConfigurationError as error:
         raise ApiError(409, str(error)) from error  # a file of the loop that cannot be read
     described, why = await _described(api)
@@ -78,6 +93,7 @@ async def overview(api: Api) -> dict[str, Any]:
         "leastConversations": LEAST,
         "versions": versions_of(counts, tallies, described),
         "blocked": blocked,
+        "ordinals": await asyncio.to_thread(bodies.ordinals, *await api.kept()),
         "learns": described.learns if described else None,
         "unreachable": why,
         **kept,
@@ -151,7 +167,7 @@ def versions_of(
     ]
 
 
-def _read(run: RunSettings, policy: str) -> tuple[Sequence[Tally], dict[str, Any]]:
+def _read(run: RunSettings, policy: str, book: AnswerBook) -> tuple[Sequence[Tally], dict[str, Any]]:
     """Read the registry and the loop's folder; returns tallies, and fields of the overview."""
     changes = () if run.folder is None else loop_state.read_head_weights(folder_of(run.folder)).changes
     with Registry.open(run.registry, migrate=True) as opened:
@@ -161,21 +177,41 @@ def _read(run: RunSettings, policy: str) -> tuple[Sequence[Tally], dict[str, Any
             "canary": arms.canary,
             "canaryShare": arms.traffic.canary_share,
             "canaries": look_at_canaries(opened, policy, run.false_alarm),
+            "trial": _trial(opened, policy, arms.canary, arms.active, book),
             "loop": None if run.folder is None else look_at_loop(run.folder, opened, policy),
             "decisions": _decisions(opened.events(policy, _EVENTS), changes),
         }
+
+
+def _trial(
+    opened: Registry, policy: str, canary: int | None, active: int | None, book: AnswerBook
+) -> dict[str, Any] | None:
+    """Return what people think of the canary and of the active version since the trial began."""
+    begun = [
+        one.time
+        for one in opened.events(policy, MAX_EVENTS)
+        if one.version == canary and one.detail.get("to") == Status.CANARY.value
+    ]
+    if canary is None or not begun:
+        return None
+    since = max(begun)
+    counts = {one.version: one.conversations for one in book.counts(since.timestamp())}
+    tallies = opened.tally(policy, bodies.THUMB, above=THUMB, without=bodies.ASKED_SOURCE, since=since)
+    both = {version: counts.get(version, 0) for version in (canary, active) if version is not None}
+    rows = satisfaction(both, [one for one in tallies if one.version in both])
+    return {"since": since.isoformat(), "versions": [one.model_dump(exclude={"verdict"}) for one in rows]}
 
 
 def _decisions(events: Sequence[Event], changes: Sequence[WeightChange]) -> list[dict[str, Any]]:
     """Return the newest decisions about versions and weights, newest first."""
     decisions: list[dict[str, Any]] = [
         {"time": one.time, "version": one.version, "action": str(one.action), "weights": None}
-        | {"by": one.by, "reason": one.reason}
+        | {"by": one.by, "reason": one.reason, "to": one.detail.get("to")}
         for one in events
     ]
     decisions += [
         {"time": datetime.fromtimestamp(one.at_s, UTC), "version": None, "action": "weighed"}
-        | {"weights": dict(one.weights), "by": one.by, "reason": one.reason}
+        | {"weights": dict(one.weights), "by": one.by, "reason": one.reason, "to": None}
         for one in changes
     ]
     newest = sorted(decisions, key=itemgetter("time"), reverse=True)[:_EVENTS]
@@ -195,6 +231,12 @@ async def agents(request: Request) -> dict[str, Any]:
     return {"agents": list(_apis(request))}
 
 
+@router.get("/api/chat/ready")
+async def ready(api: Api) -> dict[str, str]:
+    """Return why nothing answers, such as a model that is still being made; "" where it does."""
+    return {"unreachable": (await _described(api))[1]}
+
+
 @router.post("/api/chat/begin")
 async def begin(request: Request, api: Api, body: bodies.Me) -> dict[str, Any]:
     """Begin a conversation."""
@@ -206,7 +248,9 @@ async def begin(request: Request, api: Api, body: bodies.Me) -> dict[str, Any]:
 async def say(request: Request, api: Api, body: bodies.Say) -> EventStream:
     """Send a message, or have the last one answered again; the answer comes as events."""
     talk = _talk(request, api, body)
-    events = api.say(talk, body.text, looks_after=is_editor(request))
+    # Without accounts everybody is an editor, and who rates is not to know what is expected.
+    looks_after = is_editor(request) and caller_of(request) != ""
+    events = api.say(talk, body.text, looks_after=looks_after)
     first = await anext(events)  # a refusal before it is an error of the call
     cut_off = event("refused", {"detail": "the gateway ended before the answer was complete: send it again"})
     return EventStream(_behind(first, events), grace_s=ANSWER_S, cut_off=cut_off)
@@ -404,7 +448,10 @@ def site() -> Service:
         router=router,
         access=table(
             anybody=["GET /health", "GET /chat", "GET /chat/{file}"],
-            viewer=["GET /api/chat/agents", *(f"POST /api/chat/{name}" for name in talking)],
+            viewer=[
+                *(f"GET /api/chat/{name}" for name in ("agents", "ready")),
+                *(f"POST /api/chat/{name}" for name in talking),
+            ],
             editor=[
                 "GET /api/chat/overview",
                 "GET /api/chat/satisfaction",

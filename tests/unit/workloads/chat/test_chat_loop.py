@@ -257,6 +257,23 @@ def test_a_failed_reward_model_is_retried_with_newer_ratings(stand: LoopStand) -
     assert sum('"key": "thumb"' in line for line in file.read_text().splitlines()) == 7
 
 
+@pytest.mark.parametrize(
+    ("printed", "said"),
+    [
+        ('{\n  "a": [\n    1\n  ]\n}\n', ""),
+        ('{\n  "run": "a",\n  "failure": "the disk is full"\n}\n', "the disk is full"),
+        ('no such file\n{\n  "a": 1\n}\n', "no such file"),
+        ('{\n  "a": 1\n}\nactor-0 died 5 times\n\n', "actor-0 died 5 times"),
+        ('{"line": 1}\nthe end', "the end"),
+    ],
+)
+def test_a_failed_step_says_its_error_and_no_piece_of_what_it_printed(
+    tmp_path: Path, printed: str, said: str
+) -> None:
+    (tmp_path / "log").write_text(f"$ penstock train\n{printed}")
+    assert step_process._last_line(tmp_path / "log", len("$ penstock train\n")) == said
+
+
 def test_a_reward_model_is_trained_under_the_weights_that_people_have_changed(stand: LoopStand) -> None:
     folder = round_folder(stand.folder, 1)
     (folder / "believed.jsonl").write_text('{"key": "thumb"}\n')

@@ -11,10 +11,12 @@ const log = element("div", { id: "log", role: "log", "aria-label": "What was sai
 const text = element("textarea", { name: "text", required: true, maxlength: "4000" });
 const stop = button("Stop", async () => growing?.abort());
 const again = button("Answer once more", () => opened(() => answer(null)));
+const waits = element("p", { id: "waits", role: "status" }, "");
+const LOOK_MS = 2000;
 let conversation = null;
 let growing = null;
 
-const who = (one) => (one.fallback ? "base model (fallback)" : `version ${one.version}${one.arm ? `, ${one.arm}` : ""}`);
+const who = (one) => (one.fallback ? "base model (fallback)" : `version ${one.ordinal ?? one.version}${one.arm ? `, ${one.arm}` : ""}`);
 
 const ASKS = "Please say whether you like this answer: it is not clear what people think of such a one.";
 
@@ -25,7 +27,23 @@ function bubble(mine, name) {
   return { around, said };
 }
 
+// What could not be answered goes back to where it was typed, before what has been typed since.
+function putBack(words) {
+  if (words !== null) text.value = [words, text.value].filter(Boolean).join("\n");
+}
+
 async function answer(words) {
+  if (words !== null && text.value.trim() === words) text.value = "";
+  try {
+    await answered(words);
+  } catch (error) {
+    putBack(words);
+    if (error.status === 503) later();
+    throw error;
+  }
+}
+
+async function answered(words) {
   if (conversation === null) conversation = (await call("POST", "/api/chat/begin", { me: me() })).conversation;
   const asked = words === null ? null : bubble(true, "you");
   if (asked) asked.said.textContent = words;
@@ -35,13 +53,20 @@ async function answer(words) {
   stop.disabled = false;
   again.disabled = true;
   around.setAttribute("aria-busy", "true");
+  around.scrollIntoView({ block: "nearest" });
+  let ended = false;
   try {
     const asking = { me: me(), conversation, ...(words === null ? {} : { text: words }) };
     for await (const { event, data } of follow("/api/chat/say", asking, growing.signal)) {
       if (event === "part") said.textContent += data.text;
-      if (event === "refused") refused(asked, around, data.detail);
+      else ended = true;
+      if (event === "refused") {
+        refused(asked, around, data.detail);
+        putBack(words);
+      }
       if (event === "answer") whole(around, said, name, data);
     }
+    if (!ended) throw new Error("The answer broke off: send it again.");
   } catch (error) {
     if (error.name !== "AbortError") {
       asked?.around.remove();
@@ -71,10 +96,10 @@ function whole(around, said, name, data) {
   again.disabled = false;
   const told = element("p", { role: "status", class: "who" }, data.asked ? ASKS : "");
   if (data.asked) around.classList.add("asked");
-  const expected = Object.entries(data.expected ?? {}).map(([side, share]) => `${side} ${(100 * share).toFixed(0)} %`);
-  if (expected.length) around.append(element("p", { class: "who" }, `Expected of people: ${expected.join(", ")}`));
   if (!data.again) {
-    around.append(ratings(conversation, data.turn, told), told);
+    const shares = Object.entries(data.expected ?? {}).map(([side, share]) => `${side} ${(100 * share).toFixed(0)} %`);
+    const expected = shares.length ? ` Expected of people: ${shares.join(", ")}.` : "";
+    around.append(ratings(conversation, data.turn, told, expected), told);
     return;
   }
   around.append(preference(conversation, data.turn, (chosen) => {
@@ -96,7 +121,7 @@ async function end() {
 function begin() {
   stop.disabled = again.disabled = true;
   const ask = form("Send", async ({ text: words }) => {
-    text.value = "";
+    if (growing !== null) throw new Error("An answer is still coming: wait for it, or stop it.");
     await opened(() => answer(words.trim()));
   }, element("label", {}, "Say something", text));
   ask.id = "ask";
@@ -105,7 +130,8 @@ function begin() {
     event.preventDefault();
     ask.requestSubmit();
   });
-  parts.talk.replaceChildren(log, ask, element("div", { class: "row" }, stop, again, button("New conversation", () => opened(end))));
+  const rest = element("div", { class: "row" }, stop, again, button("New conversation", () => opened(end)));
+  parts.talk.replaceChildren(log, element("div", { id: "dock" }, waits, ask, rest));
 }
 
 async function showMine() {
@@ -140,6 +166,15 @@ async function chooseAgent() {
   parts.agents.hidden = false;
 }
 
+// Says why nothing answers yet, such as a model that is being made, until something does.
+async function lookWhether() {
+  const why = (await call("GET", "/api/chat/ready")).unreachable;
+  waits.textContent = why && `Nobody answers yet: ${why}`;
+  if (why) later();
+}
+
+const later = () => setTimeout(() => lookWhether().catch(later), LOOK_MS);
+
 // Shows the part of the page that the address names.
 async function turn() {
   const name = ["look", "mine"].find((one) => location.hash === `#${one}`) ?? "talk";
@@ -156,6 +191,7 @@ async function start() {
   await tell();
   await chooseAgent();
   await turn();
+  await lookWhether();
 }
 
 begin();

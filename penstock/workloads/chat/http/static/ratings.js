@@ -7,12 +7,13 @@ const SIDES = ["relevance", "helpfulness", "safety"];
 
 const body = (conversation, turn) => ({ me: me(), conversation, turn, id: fresh() });
 
-export function ratings(conversation, turn, said) {
+// expected: what is told once a thumb is kept, so that it bends none.
+export function ratings(conversation, turn, said, expected) {
   const thumbs = [["I like this answer", true], ["I do not like this answer", false]].map(([label, up]) => {
     const made = button(label, async () => {
       const kept = await call("POST", "/api/chat/thumb", { ...body(conversation, turn), up });
       thumbs.forEach((one) => one.setAttribute("aria-pressed", String(one === made)));
-      said.textContent = kept.rewarded ? "Kept, and learned from." : "Kept.";
+      said.textContent = (kept.rewarded ? "Kept, and learned from." : "Kept.") + expected;
     });
     made.setAttribute("aria-pressed", "false");
     return made;
