@@ -4,13 +4,14 @@ With PENSTOCK_SCREENSHOTS=FOLDER it leaves the pictures of docs/chat.md there.
 """
 
 import random
+import re
 import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -20,6 +21,7 @@ import requests
 
 from penstock.gateway.store.tables import Role
 from penstock.gateway.upstream import RunAddresses
+from penstock.registry.records import NewVersion, Origin, Status
 from penstock.registry.registry import Registry
 from tests.support.browser.tabs import check_look, chromium, expect, needs_chromium, open_tab, take_picture
 from tests.support.chat.chat_stand import (
@@ -171,6 +173,35 @@ def test_what_was_typed_is_there_when_an_answer_fails(
         send(tab, "sea")
         expect(notice).not_to_be_empty()
         expect(box).to_have_value("sea")
+
+
+def test_who_looks_after_reads_numbers_of_people_and_one_time_of_a_trial(
+    browser: "Browser", tmp_path: Path, short_folder: Path
+) -> None:
+    complaints: list[str] = []
+    with (
+        upstream_of(make_model(tmp_path / "base"), tmp_path, short_folder / "text.sock") as run,
+        page_of(chat_app(run, {}, None)) as url,
+        Registry.open(f"sqlite:///{tmp_path / 'registry.sqlite'}", migrate=True) as registry,
+    ):
+        for digit, number in enumerate((67_108_910, 134_217_729), 1):
+            about: dict[str, Any] = {"run": "run", "update": 1, "size_bytes": 1, "origin": Origin.FINAL}
+            made = NewVersion(policy="default", version=number, sha256=f"{digit}" * 64, **about)
+            registry.register(made, by="test")
+        registry.promote("default", 67_108_910, "the first", by="test")
+        registry.promote("default", number, "tried", by="test", to=Status.CANARY, canary_share=0.5)
+        tab = open_tab(browser, url, complaints, "/chat#look")
+        both = tab.get_by_role("region", name="Satisfaction with both since the trial began")
+        expect(both.get_by_role("row")).to_have_count(3)  # the heading, the canary, and the active version
+        decisions = tab.get_by_role("region", name="Decisions")
+        expect(decisions).to_contain_text(re.compile(r"put on trial\s*2\s*test\s*tried"))
+        expect(decisions).to_contain_text(re.compile(r"promoted\s*1\s*test\s*the first"))
+        for name in ("Promote version 2", "Withdraw version 2", "Roll back version 1"):
+            expect(tab.get_by_role("button", name=name, exact=True)).to_be_visible()
+        expect(tab.locator("#look")).not_to_contain_text("67108910")
+        expect(tab.locator("#look")).not_to_contain_text(str(number))
+        check_look(tab, "chat-trial")
+    assert complaints == []
 
 
 def send(tab: "Page", text: str) -> None:
