@@ -13,7 +13,7 @@ const satisfied = (one, least) => (one.satisfaction === null
 
 // Numbers of versions for people: the registered ones are counted from 1.
 let ordinals = {};
-const called = (version) => ordinals[version] ?? version;
+const called = (version) => ordinals[version] ?? `${version} (not registered)`;
 
 function row(one, least) {
   return [
