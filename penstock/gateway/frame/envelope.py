@@ -239,7 +239,10 @@ class Envelope:
         # A proxy in front may believe the other one of two lengths, and take the body for a request.
         answer.is_last = "content-length" in headers and "transfer-encoding" in headers
         host = headers.get("host", "")
-        self._doors.check_host(host)
+        if "host" in headers or scope.get("http_version") != "1.0":  # which knows no Host
+            self._doors.check_host(host)
+        if headers.get("content-encoding", "identity").lower() != "identity":
+            raise ApiError(415, "content-encoding: send the body without compression")
         if "origin" in headers:
             origin = headers["origin"]
             self._doors.check_origin(origin, host)

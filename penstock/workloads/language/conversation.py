@@ -61,8 +61,11 @@ class ChatEncoder:
         self._tokenizer, self._template = tokenizer, ChatTemplate(tokenizer)
         self._words = None if words is None else frozenset(words)
         self._ends = end_ids(tokenizer)
-        ends = tokenizer.convert_ids_to_tokens(self._ends)
+        added = {one for one in tokenizer.get_added_vocab() if one.strip()}
+        ends = added.intersection(tokenizer.convert_ids_to_tokens(self._ends))
         self._controls = sorted({*self._template.controls, *ends})
+        ids = tokenizer.convert_tokens_to_ids([one for one in self._controls if one not in OF_ANSWERS])
+        self._control_ids = {*ids} - {tokenizer.unk_token_id}
         self.end_id = self._template.end_id
 
     def begin(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
@@ -125,15 +128,18 @@ class ChatEncoder:
     def _checked(self, messages: Sequence[Message], tools: Tools, mark: str = "") -> tuple[str, str]:
         """Return the rendered messages up to the mark and behind it; raises ValueError as `begin`.
 
-        Escapes of JSON, and what a template cuts out, may make a control token that no text holds.
+        Escapes of JSON, what a template cuts out, and what the tokenizer normalises may make a control token
+        that no text holds.
         """
         texts = [self._template.render(messages, tools, opens=True, harmless=one) for one in (False, True)]
         (head, _, text), (_, _, harmless) = (one.partition(mark) if mark else ("", "", one) for one in texts)
-        for control in self._controls:
-            if control not in OF_ANSWERS and text.count(control) > harmless.count(control):
+        found, usual = (Counter(self._ids(one)) for one in (text, harmless))
+        for control in sorted(self._control_ids):
+            if found[control] > usual[control]:
+                word = self._tokenizer.convert_ids_to_tokens(control)
                 raise ValueError(
-                    f"messages, tools: the model's chat template makes {control!r}, a control token of the "
-                    "model, of their texts: leave it out"
+                    f"messages, tools: texts of them become {word!r} in the prompt, a control token of the "
+                    "model: leave it out"
                 )
         return head, text
 

@@ -71,8 +71,8 @@ class Message:
 
 
 def _bare(text: str) -> str:
-    """Return a text as clients send it back that strip its ends or compose its letters."""
-    return unicodedata.normalize("NFC", text).strip()
+    """Return a text without what clients change that send it back: its ends, line ends, composed letters."""
+    return unicodedata.normalize("NFC", text).replace("\r\n", "\n").strip()
 
 
 Prompt = str | tuple[Message, ...]

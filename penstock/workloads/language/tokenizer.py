@@ -132,7 +132,7 @@ class ChatTemplate:
             )
         self._tokenizer, self._mark = tokenizer, new_mark()
         self._in_parts, self._left_out = set[str](), set[str]()
-        texts = [str(tokenizer.chat_template), *map(self._try, _ROLES)]
+        texts = [*map(self._try, _ROLES)]
         if "user" in self._left_out:
             raise ValueError("the chat template leaves out what users say: correct it and save it")
         special, added = set(tokenizer.all_special_tokens), tokenizer.get_added_vocab()
@@ -141,7 +141,11 @@ class ChatTemplate:
         tail = tokenizer(texts[-1].partition(self._mark)[2].lstrip(), add_special_tokens=False)["input_ids"]
         is_mark = bool(tail) and tokenizer.convert_ids_to_tokens(tail[0]) in special.union(marks)
         self.end_id: int = tail[0] if is_mark else tokenizer.eos_token_id
-        written = {one for one in marks if one in OF_ANSWERS or any(one in text for text in texts)}
+        # Of tools and of other roles only the template's source knows.
+        source = [one for one in marks if one[0] in "<[|" and one in str(tokenizer.chat_template)]
+        written = {
+            one for one in marks if one in (*OF_ANSWERS, *source) or any(one in text for text in texts)
+        }
         self.controls = sorted(special | written)
 
     def render(

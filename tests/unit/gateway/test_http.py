@@ -144,6 +144,13 @@ def test_only_hosts_that_are_named_are_answered(server: HttpServer, host: str, c
     assert status(spoken(server, head("GET", "/api/health", host=host))) == code
 
 
+def test_http_1_0_needs_no_host_and_a_compressed_body_is_refused(server: HttpServer) -> None:
+    assert status(spoken(server, b"GET /api/health HTTP/1.0\r\n\r\n")) == 200
+    assert status(spoken(server, b"GET /api/health HTTP/1.0\r\nHost: evil.example\r\n\r\n")) == 421
+    for coding, code in (("gzip", 415), ("BR", 415), ("identity", 200)):
+        assert status(spoken(server, head("GET", "/api/health", f"Content-Encoding: {coding}"))) == code
+
+
 def test_every_answer_carries_the_policy(server: HttpServer) -> None:
     for path in ("/api/health", "/api/me", "/nowhere"):
         reply = spoken(server, head("GET", path)).decode().lower()

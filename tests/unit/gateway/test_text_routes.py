@@ -341,6 +341,20 @@ def test_what_is_null_is_left_out_and_seed_minus_one_is_none(client: Any) -> Non
     )
 
 
+def test_more_tokens_than_there_is_room_for_are_as_many_as_fit(client: Any) -> None:
+    messages, name = list(ASKED), {"conversation_id": "roomy"}
+    body = {"model": "default", "max_tokens": 100_000, "tools": list(TOOLS)}
+    for turn in range(2):
+        status, made = post(client, CHAT, body | {"messages": messages, "metadata": name})
+        assert (status, made["penstock"]["turn"], made["penstock"]["cut"]) == (200, turn, None)
+        (call,) = made["choices"][0]["message"]["tool_calls"]
+        said = {"role": "tool", "tool_call_id": call["id"], "content": ("3", "sea")[turn]}
+        messages += [made["choices"][0]["message"], said]
+    status, made = post(client, CHAT, {"model": "default", "messages": ASKED, "max_tokens": 100_000})
+    assert status == 200
+    assert made["usage"]["total_tokens"] <= 64
+
+
 def test_an_assistants_function_call_of_the_older_form_is_refused_by_name(client: Any) -> None:
     status, made = post(client, CHAT, {"model": "default", "messages": [*ASKED, LEGACY, *ASKED]})
     assert (status, made["error"]["param"]) == (400, "messages.1.function_call")

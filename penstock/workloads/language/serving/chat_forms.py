@@ -209,6 +209,7 @@ class ChatRequest(_Part):
             tools=tuple(checked_tool(index, tool) for index, tool in enumerate(tools)),
             request_id=request_id,
             max_tokens=self.max_completion_tokens or self.max_tokens or 0,
+            may_be_shorter=True,
             temperature=1.0 if self.temperature is None else self.temperature,
             top_p=1.0 if self.top_p is None else self.top_p,
             seed=None if self.seed == -1 else self.seed,

@@ -299,14 +299,15 @@ class Conversations:
             ids = tuple(self._encoder.begin(request.messages, request.tools))
         except ValueError as error:
             raise _not_encoded(error) from error
-        if len(ids) + room + most > self.limits.most_tokens:
+        needed, left = self._needed(request), self.limits.most_tokens - len(ids) - room
+        if needed > left:
             behind = f", {room} of a thought" if room else ""
             raise invalid(
-                f"messages: {len(ids)} tokens{behind} and an answer of up to {most} do not fit into "
+                f"messages: {len(ids)} tokens{behind} and an answer of up to {needed} do not fit into "
                 f"{self.limits.most_tokens}; send fewer messages or a smaller max_tokens"
             )
         call_id = f"call-{request.request_id[:32]}"
-        question = Question(request=request, ids=ids, most=most, call_id=call_id, show=show)
+        question = Question(request=request, ids=ids, most=min(most, left), call_id=call_id, show=show)
         drawn = await self._drawn(choice, question, until_s)
         count_not_learned("unasked", sum(len(one.ids) for one in drawn.answers))
         return replace(drawn, unlearned="no conversation")
@@ -318,9 +319,9 @@ class Conversations:
             raise invalid(f"conversation_id: has {MAX_TURNS} turns, more are not remembered: start another")
         choice = self._versions.follow(talk.episode.arm, talk.episode.client_key)
         update = 0 if choice.loaded is None else choice.loaded.update
-        most = self._most(request)
+        most, room = self._most(request), self.limits.thought_room
         try:
-            ids = talk.prompt_for(request, self.limits.thought_room + most, update)
+            ids = talk.prompt_for(request, room + self._needed(request), update)
         except ValueError as error:
             raise _not_encoded(error) from error
         finally:
@@ -331,6 +332,7 @@ class Conversations:
                 f"than {MAX_SIBLINGS}; go on with one of them"
             )
         self._ripen(talk)
+        most = min(most, self.limits.column_tokens - len(ids) - room)
         call_id = f"call-{talk.episode.number}-{talk.next_turn}"
         question = Question(request=request, ids=ids, most=most, call_id=call_id, show=show)
         drawn = await self._drawn(choice, question, until_s)
@@ -357,6 +359,11 @@ class Conversations:
     def _most(self, request: TextRequest) -> int:
         most, whole = request.max_tokens or self.limits.answer_tokens, self._answerer.whole
         return most if whole is None else min(most, whole)
+
+    def _needed(self, request: TextRequest) -> int:
+        """Return for how many tokens of an answer there must be room."""
+        most = self._most(request)
+        return min(most, self.limits.answer_tokens) if request.may_be_shorter else most
 
     def _unlearned(self, talk: OpenConversation, request: TextRequest, drawn: TextReply) -> str:
         if self._answerer.form is not None:

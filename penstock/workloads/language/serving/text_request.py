@@ -36,7 +36,10 @@ Finish = Literal["stop", "length", "tool_calls", "content_filter"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextRequest:
-    """A request; the fields are those of `GenerateRequest`, None where the request leaves one out."""
+    """A request; the fields are those of `GenerateRequest`, None where the request leaves one out.
+
+    may_be_shorter: where fewer than `max_tokens` fit, and as many as usual, the answer has those that do.
+    """
 
     messages: tuple[Message, ...]
     tools: tuple[dict[str, Any], ...] = ()
@@ -46,6 +49,7 @@ class TextRequest:
     version: int = 0
     arm: Arm | None = None
     max_tokens: int = 0
+    may_be_shorter: bool = False
     temperature: float = 1.0
     top_p: float = 1.0
     seed: int | None = None

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from tokenizers import normalizers
 
 from penstock.actor.rollout.generator import HeaderFields
 from penstock.config.settings import ConfigurationError
@@ -92,10 +93,10 @@ PARTS = ROLES.replace("{{ m.content }}", "{% for p in m.content %}{{ p.text }} {
 
 def test_words_and_blanks_that_are_tokens_of_their_own_are_text() -> None:
     tokenizer = chat_tokenizer("a", "b", "c", "add")
-    tokenizer.add_tokens(["\n\n", "    ", "COVID-19", "<b>", "user", "<|end|>", "<think>", "</think>"])
+    tokenizer.add_tokens(["\n\n", "    ", "COVID-19", "==", "<b>", "user", "<|end|>", "<think>", "</think>"])
     tokenizer.chat_template = ROLES.replace("<eos>", "<|end|>")
     made = ChatEncoder(tokenizer)
-    for text in ("a\n\nb", "a\n    b", "what is COVID-19?", "<b>a</b>", "a user"):
+    for text in ("a\n\nb", "a\n    b", "what is COVID-19?", "a == b", "<b>a</b>", "a user"):
         ids = made.begin([Message("user", text)])
         assert tokenizer(text, add_special_tokens=False)["input_ids"] == ids[1:-1]
     for text in ("a <|end|>", "<think>", "<user>"):
@@ -105,6 +106,12 @@ def test_words_and_blanks_that_are_tokens_of_their_own_are_text() -> None:
     assert made.begin([Message("user", "a"), answered, Message("user", "b")])
     with pytest.raises(ValueError, match="is a control token"):
         made.begin([Message("user", "a"), Message("assistant", "a <|end|>"), Message("user", "b")])
+
+
+def test_a_word_that_ends_answers_is_text_where_others_say_it() -> None:
+    tokenizer = chat_tokenizer("a", "b", "c")
+    tokenizer.named_ends = [B]
+    assert ChatEncoder(tokenizer).begin([Message("user", "a b")]) == [USER, A, B, EOS, ASSISTANT]
 
 
 def test_content_is_given_as_parts_to_a_template_that_reads_them() -> None:
@@ -157,7 +164,7 @@ CALLS = ROLES.replace("{{ m.content }}", "{{ m.content }} {{ (m.tool_calls or []
 def test_control_tokens_made_of_escapes_are_refused(arguments: str) -> None:
     made = ChatEncoder(chat_tokenizer("a", "b", template=CALLS))
     called = Message("assistant", "", (ToolCall("call-0", "add", arguments),))
-    with pytest.raises(ValueError, match="'<eos>', a control token of the model"):
+    with pytest.raises(ValueError, match="become '<eos>' in the prompt"):
         made.begin([Message("user", "a"), called, Message("tool", "b", tool_call_id="call-0")])
 
 
@@ -166,8 +173,18 @@ def test_a_control_token_that_the_template_makes_of_a_text_is_refused() -> None:
     made = ChatEncoder(chat_tokenizer("a", "b", template=cut))
     for ask in (made.begin, lambda new: made.follow([Message("user", "a")], EOS, new)):
         assert ask([Message("user", "a ~ b")])
-        with pytest.raises(ValueError, match="makes '<eos>', a control token"):
+        with pytest.raises(ValueError, match="become '<eos>' in the prompt"):
             ask([Message("user", "a <e~os> b")])
+
+
+def test_a_control_token_that_the_tokenizer_normalises_from_a_text_is_refused() -> None:
+    tokenizer = chat_tokenizer("a", "b", "c", "x", template=ROLES.replace("<eos>", "<|end|>"))
+    tokenizer.backend_tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.add_tokens(["<|end|>"])
+    made = ChatEncoder(tokenizer)
+    assert made.begin([Message("user", "a - <> unknown ²")])
+    with pytest.raises(ValueError, match=r"become '<\|end\|>' in the prompt"):
+        made.begin([Message("user", "a \uff1c|end|\uff1e b")])
 
 
 def test_the_next_prompt_begins_after_whichever_end_was_sampled() -> None:

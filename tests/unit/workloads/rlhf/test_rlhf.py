@@ -1,5 +1,6 @@
 import hashlib
 import json
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -218,6 +219,16 @@ def test_the_final_policy_is_read_without_penstock(base: Path, trained: tuple[Pa
     assert AutoTokenizer.from_pretrained(folder)("good bad")["input_ids"] == [1, 4, 14]
     sampled = GenerationConfig.from_pretrained(folder)
     assert (sampled.do_sample, sampled.temperature, sampled.max_new_tokens) == (True, 1.0, 8)
+
+
+def test_the_exported_policy_ends_its_responses_where_its_base_does(
+    base: Path, trained: tuple[Path, LanguagePolicy], tmp_path: Path
+) -> None:
+    other, (run_dir, _) = Path(shutil.copytree(base, tmp_path / "base")), trained
+    named = json.loads((other / "generation_config.json").read_text()) | {"eos_token_id": [2, 14]}
+    (other / "generation_config.json").write_text(json.dumps(named))
+    artefacts.write(settings_of(other), run_dir, SUMMARY)
+    assert GenerationConfig.from_pretrained(run_dir / "policies" / "v9").eos_token_id == [2, 14]
 
 
 def test_a_run_leaves_its_value_head_its_results_and_the_digest_of_every_file(
