@@ -83,6 +83,8 @@ class FlatAdam:
             self.flat_gradient[cut].view_as(own) for cut, own in zip(self._cuts, self.own, strict=True)
         ]
         self.steps = 0
+        # `step` corrects the bias itself: to torch every step is one so late that nothing is left to correct.
+        self._late = torch.full((), 1e9, device=self.parameters.device)
         self._arrays = None
         if self.parameters.device.type == "cpu" and len(self.parameters) <= _SMALL:
             vectors = self.parameters, self.first, self.second, torch.empty_like(self.parameters)
@@ -123,10 +125,11 @@ class FlatAdam:
     def _step(self, gradient: Tensor, norm: Tensor, max_norm: float, rate: float, epsilon: float) -> None:
         if max_norm > 0:
             gradient.mul_((max_norm / (norm + 1e-6)).clamp_(max=1.0))
-        self.first.lerp_(gradient, 1.0 - self._beta_1)
-        self.second.mul_(self._beta_2).addcmul_(gradient, gradient, value=1.0 - self._beta_2)
-        scale = self.second.sqrt().add_(epsilon)
-        self.parameters.addcdiv_(self.first, scale, value=-rate)
+        torch._fused_adam_(
+            [self.parameters], [gradient], [self.first], [self.second], [], [self._late],
+            lr=rate, beta1=self._beta_1, beta2=self._beta_2, eps=epsilon,
+            weight_decay=0.0, amsgrad=False, maximize=False,
+        )  # fmt: skip
 
     def _array_step(
         self, gradient: Tensor, norm: Tensor, max_norm: float, rate: float, epsilon: float
@@ -640,10 +643,11 @@ def hidden_forward(layer: Hidden, before: Tensor, after: Tensor) -> list[Call]:
 
 def hidden_backward(layer: Hidden, before: Tensor, after: Tensor, delta: Tensor) -> list[Call]:
     """Take ∂loss/∂after [K, M, F] to before the activation, in place; uses up `after`."""
-    y, slope = after.numpy(), delta.numpy()
     if layer.activation is nn.ReLU:
-        calls: list[Call] = [partial(np.greater, y, 0.0, y), partial(np.multiply, slope, y, slope)]
+        back = torch.ops.aten.threshold_backward.grad_input
+        calls: list[Call] = [partial(back, delta, after, 0.0, grad_input=delta)]
     else:
+        y, slope = after.numpy(), delta.numpy()
         # δ (1 − y²)
         calls = [
             partial(np.square, y, y),

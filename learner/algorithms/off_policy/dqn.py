@@ -15,10 +15,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from penstock.config.settings import ConfigurationError, DQNSection
-from penstock.learner.algorithms.gradient import FlatAdam, network_of
+from penstock.learner.algorithms.gradient import FlatAdam
+from penstock.learner.algorithms.off_policy.chains import DenseDQN, actor_chain, chain_over
 from penstock.learner.algorithms.off_policy.memory import Sample, Transitions
 from penstock.learner.algorithms.off_policy.off_policy import OffPolicy, Stepped, Target
 from penstock.policy.distributions import EpsilonGreedy
+from penstock.policy.networks import Inputs
 from penstock.policy.policy import Policy
 
 METRICS = ("value_loss", "mean_error", "mean_value", "gradient_norm")
@@ -39,10 +41,11 @@ class DQN(OffPolicy):
             )
         (self._head,) = policy.action_heads
         self._optimiser = FlatAdam(policy, section.adam_epsilon)
-        self._network = network_of(policy, self._optimiser)
         self._target = Target(policy, self._optimiser, period=section.target_period, rate=section.target_rate)
         self.modules = {"policy": policy, "target": self._target.module}
         self.optimisers, self.targets = {"policy": self._optimiser}, {"target": self._target}
+        self._chain = actor_chain(policy, self._optimiser)
+        self._passes: dict[int, DenseDQN] = {}
 
     def scalars(self, progress: float) -> dict[str, float]:
         """Return `epsilon` and `epsilon_spread` (see `penstock.policy.distributions.EpsilonGreedy`)."""
@@ -53,26 +56,42 @@ class DQN(OffPolicy):
 
     def gradient_step(self, sample: Sample, learning_rate: float) -> Stepped:
         rows = sample.transitions
-        target = self._targets(rows)
-        outputs = self._network.outputs(self.policy.read(rows.observation))
+        values, target = self._values(rows)
         action = rows.action[self._head.path].long().unsqueeze(1)
-        value = outputs.parameters.gather(1, action).squeeze(1)
-        error = value - target
-        loss = huber(error, sample.weight.to(error.dtype))
-        gradient = self._network.gradient(loss)
+        value = values.gather(1, action).squeeze(1)
+        error, weight = value - target, sample.weight.to(target.dtype)
+        loss = huber(error, weight)
+        if self._chain is None:
+            gradient = self._optimiser.gradient_of(loss)
+        else:
+            self._passes[len(rows)].learn(action, weight * error.clamp(-1.0, 1.0) / len(rows))
+            gradient = self._optimiser.flat_gradient
         norm = self._optimiser.step(gradient, learning_rate, self.section.max_gradient_norm)
         self._target.follow()
         metrics = (loss.detach(), error.detach().abs().mean(), value.detach().mean(), norm)
         return Stepped(error.detach(), dict(zip(METRICS, metrics, strict=True)))
 
-    @torch.no_grad()
-    def _targets(self, rows: Transitions) -> Tensor:
-        """Return y, [n]."""
-        inputs = self.policy.read(rows.following)
-        following = self._target.module.outputs(inputs).parameters
-        chosen = self._network.outputs(inputs).parameters if self.section.double else following
-        value = following.gather(1, chosen.argmax(1, keepdim=True)).squeeze(1)
-        return rows.reward.to(value.dtype) + rows.discount.to(value.dtype) * value
+    def _values(self, rows: Transitions) -> tuple[Tensor, Tensor]:
+        """Return Q(s, ·), [n, P], with a graph unless the network is a chain, and y, [n]."""
+        inputs, following = self.policy.read(rows.observation), self.policy.read(rows.following)
+        if self._chain is None:
+            values, best, after = self._by_autograd(inputs, following)
+        else:
+            count = len(rows)
+            if count not in self._passes:
+                target = chain_over(self._chain, self._target.parameters)
+                self._passes = {count: DenseDQN(self._chain, target, count, double=self.section.double)}
+            values, best, after = self._passes[count].values(inputs, following)
+        value = after.gather(1, best.argmax(1, keepdim=True)).squeeze(1)
+        return values, rows.reward.to(value.dtype) + rows.discount.to(value.dtype) * value
+
+    def _by_autograd(self, inputs: Inputs, following: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what `DenseDQN.values` returns."""
+        values = self.policy.outputs(inputs).parameters
+        with torch.no_grad():
+            after = self._target.module.outputs(following).parameters
+            best = self.policy.outputs(following).parameters if self.section.double else after
+        return values, best, after
 
 
 def epsilon(section: DQNSection, progress: float) -> float:

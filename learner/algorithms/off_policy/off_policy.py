@@ -64,8 +64,9 @@ log = logging.getLogger(__name__)
 #     an insertion of n steps needs                       due + n · ratio ≤ buffer · ratio
 #
 # The learner takes steps as long as it may and then inserts, so its steps depend on the log's order alone,
-# also after a restart. Between two updates `due` lies less than one step above its lower bound; `rebase` puts
-# it there after a resume with other settings. `budget` bounds steps in the log that are not inserted yet.
+# also after a restart. Between two updates `due` lies less than one step above its lower bound, after the
+# first that draws, too; `rebase` puts it there after a resume with other settings. `budget` bounds steps in
+# the log that are not inserted yet.
 
 _ROUNDING: Final = 1e-6
 """Tolerance, in gradient steps."""
@@ -73,7 +74,7 @@ _ROUNDING: Final = 1e-6
 
 @dataclass(slots=True)
 class Counts:
-    """Environment steps inserted and gradient steps taken since the start of the run, or since `rebase`."""
+    """Environment steps inserted, and gradient steps taken or waived, since the start of the run."""
 
     inserted: int = 0
     taken: float = 0
@@ -94,7 +95,7 @@ class SampleToInsertRatio:
 
     def __post_init__(self) -> None:
         self._buffer = self.buffer_steps * self.ratio
-        self.counts = Counts()
+        self.restart()
 
     @property
     def due(self) -> float:
@@ -116,8 +117,8 @@ class SampleToInsertRatio:
         self.counts.taken += 1
 
     def restart(self, size: int = 0) -> None:
-        """Begin again with a memory of `size` steps, after its content was lost."""
-        self.counts = Counts(inserted=size)
+        """Begin with a memory of `size` steps, and with nothing to make up for once it holds enough."""
+        self.counts = Counts(inserted=size, taken=self._buffer)
 
     def rebase(self) -> None:
         """Limit `due` to its range between two updates, where it was counted with other settings.

@@ -22,7 +22,13 @@ from torch import Tensor, nn
 
 from penstock.config.settings import ConfigurationError, PolicySection, SACSection
 from penstock.learner.algorithms.gradient import FlatAdam
-from penstock.learner.algorithms.off_policy.dense_sac import DenseSAC, SACChains, chain_of, chain_over
+from penstock.learner.algorithms.off_policy.chains import (
+    DenseSAC,
+    SACChains,
+    actor_chain,
+    chain_of,
+    chain_over,
+)
 from penstock.learner.algorithms.off_policy.memory import Sample, Transitions
 from penstock.learner.algorithms.off_policy.off_policy import OffPolicy, Stepped, Target
 from penstock.policy.distributions import ConditionalSquashedGaussian
@@ -137,10 +143,9 @@ class SAC(OffPolicy):
     def _chains_of(self, policy: Policy) -> SACChains | None:
         """Return the networks as chains where actor and critics are dense and on the CPU, else None."""
         critics = [critic for critic in self._critics.both if isinstance(critic, Critic)]
-        body = policy.actor_body.chain
-        if body is None or policy.memory.is_recurrent or policy.combines_heads or len(critics[0].images):
+        actor = actor_chain(policy, self._actor_optimiser)
+        if len(critics[0].images):
             return None
-        actor = chain_of(self._actor_optimiser, [[*body, policy.actor_head]])
         both = chain_of(self._critic_optimiser, [[*critic.layers, critic.head] for critic in critics])
         if actor is None or both is None:
             return None
@@ -171,27 +176,28 @@ class SAC(OffPolicy):
         if count not in self._passes:
             self._passes = {count: DenseSAC(chains, self._heads, count)}
         dense, limit = self._passes[count], self.section.max_gradient_norm
-        vector, temperature = self.policy.read(rows.observation).vector, self._temperature()
-        drawn = dense.draw(vector, self._noise_of(count))
+        vector, following = (self.policy.read(row).vector for row in (rows.observation, rows.following))
+        temperature = self._temperature()
+        noise = torch.cat([self._noise_of(count), self._noise_of(count)])
+        drawn = dense.draw(vector, following, noise)
+        log_prob = drawn.log_prob[:count]
         if self.section.tune_temperature:
-            self._tune(drawn.log_prob, learning_rate)
-        after = dense.following(
-            self.policy.read(rows.following).vector, self._noise_of(count), float(temperature)
-        )
+            self._tune(log_prob, learning_rate)
+        after = dense.following(drawn, float(temperature))
         target = rows.reward.to(after.dtype) + rows.discount.to(after.dtype) * after
-        value = dense.values(vector, self._taken(rows, target)).clone()
-        error, weight = value - target, sample.weight.to(target.dtype)
-        value_loss = 0.5 * (weight * error.square()).mean(1).sum()
-        dense.learn_values(weight * error / count)
+        value = dense.values(self._taken(rows, target))
+        error, mean = value - target, value.mean()
+        weighted = sample.weight.to(target.dtype) * error
+        value_loss = 0.5 * (weighted * error).mean(1).sum()
+        dense.learn_values(weighted / count)
         optimiser = self._critic_optimiser
         norm = optimiser.step(optimiser.flat_gradient, learning_rate, limit)
-        dense.values(vector, drawn.action)
-        policy_loss = (temperature * drawn.log_prob - dense.descend(drawn, float(temperature))).mean()
+        policy_loss = (temperature * log_prob - dense.descend(drawn, float(temperature))).mean()
         self._actor_optimiser.step(self._actor_optimiser.flat_gradient, learning_rate, limit)
         self._target.follow()
-        losses = (value_loss, policy_loss, -drawn.log_prob.mean(), temperature)
-        error, value = error.mean(0), value.mean(0)
-        metrics = dict(zip(METRICS, (*losses, error.abs().mean(), value.mean(), norm), strict=True))
+        losses = (value_loss, policy_loss, -log_prob.mean(), temperature)
+        error = error.mean(0)
+        metrics = dict(zip(METRICS, (*losses, error.abs().mean(), mean, norm), strict=True))
         return Stepped(error, metrics)
 
     def _noise_of(self, count: int) -> Tensor:

@@ -83,13 +83,13 @@ _SAC: Final[dict[str, Any]] = {
     "learning_starts": 5_000, "batch_size": 128, "error_steps": 512, "capacity": 300_000,
 }  # fmt: skip
 SAC: Final[dict[str, dict[str, Any]]] = {
-    GENERAL: _replay(4, 16, 300_000, _SAC, threads=2),
+    GENERAL: _replay(4, 16, 300_000, _SAC),
     "Pendulum": _replay(4, 8, 20_000, {
         "learning_rate": 1e-3, "batch_size": 128, "critic_hidden_sizes": [128, 128],
         "learning_starts": 500, "error_steps": 128,
     }, width=128, target_return=-180.0),
-    "HalfCheetah": _replay(4, 16, 300_000, _SAC, target_return=4000.0, threads=2),
-    "Hopper": _replay(4, 16, 200_000, _SAC, target_return=1500.0, threads=2),
+    "HalfCheetah": _replay(4, 16, 300_000, _SAC, target_return=4000.0),
+    "Hopper": _replay(4, 16, 200_000, _SAC, target_return=1500.0),
 }  # fmt: skip
 
 

@@ -279,21 +279,25 @@ def limiter(**changed: float) -> SampleToInsertRatio:
 
 def test_nothing_is_drawn_before_there_is_enough() -> None:
     given = limiter()
-    # 20 steps, of half a gradient step each.
-    assert [advance(given, steps) for steps in (99, 1)] == [0, 10]
+    assert [advance(given, steps) for steps in (99, 1)] == [0, 0]
     assert given.due == -10
+
+
+def test_the_first_steps_drawn_are_no_more_than_later_ones() -> None:
+    given = limiter(buffer_steps=500)
+    made = [advance(given, 10) for _ in range(40)]
+    assert made == [0] * 10 + [5] * 30
 
 
 def test_the_ratio_holds_over_time() -> None:
     given = limiter()
     drawn = sum(advance(given, 10) for _ in range(1000))
-    # Behind the first 100 steps, and ahead by the buffer of 20.
-    assert drawn == (10_000 - 100 + 20) // 2
+    assert drawn == (10_000 - 100) // 2
 
 
 def test_steps_too_far_ahead_may_not_enter() -> None:
     given = limiter(buffer_steps=20)
-    given.inserted(120)
+    given.inserted(140)
     assert not given.may_insert(1)
     with pytest.raises(RuntimeError, match="1 steps entered with 10 gradient steps due"):
         given.inserted(1)
