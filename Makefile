@@ -81,11 +81,12 @@ reference: .venv/installed-test
 bench: .venv/installed
 	$(BIN)/python -m benchmarks $(ARGS)
 
-# Three tasks beside two peers, the policy server beside a third and a language model beside a fourth, each in an
+# Five tasks beside peers, the policy server beside a third and a language model beside a fourth, each in an
 # environment of its own: make bench-peers ARGS="--repeat 1".
 bench-peers: .venv/installed-test .venv/installed-learn .venv-peers/stable-baselines3/installed \
-		.venv-peers/sample-factory/installed .venv-peers/trl/installed
+		.venv-peers/sample-factory/installed .venv-peers/sbx/installed .venv-peers/trl/installed
 	$(BIN)/python -m benchmarks --only peers --only peers-acrobot --only peers-lunar-lander \
+		--only peers-sac --only peers-dqn \
 		--only serving-peers --only language-peers --repeat 5 $(ARGS)
 
 protos: .venv/installed

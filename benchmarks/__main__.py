@@ -32,6 +32,8 @@ PARTS: Final = {
     "peers": "peers:cartpole",
     "peers-acrobot": "peers:acrobot",
     "peers-lunar-lander": "peers:lunar_lander",
+    "peers-sac": "peers:sac",
+    "peers-dqn": "peers:dqn",
     "serving-peers": "serving:peers_table",
     "language-peers": "language:peers_table",
 }

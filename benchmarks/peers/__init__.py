@@ -48,21 +48,30 @@ class Contender(NamedTuple):
 
 
 class Task(NamedTuple):
-    """A task by its name in Gymnasium. steps: our budget; the peers' stand in `others.py`."""
+    """A task by its name in Gymnasium. steps: our budget; the peers' stand in `others.py`, by `case`."""
 
     name: str
     target: float
     steps: int
     vectorisers: Sequence[str]
+    case: str = "ppo"
+    settings: Sequence[str] = ()
 
 
 CARTPOLE: Final = Task("CartPole-v1", 475.0, 150_000, ("sync", "vector"))
 ACROBOT: Final = Task("Acrobot-v1", -100.0, 300_000, ("sync", "envpool"))
 LUNAR_LANDER: Final = Task("LunarLander-v3", 200.0, 1_000_000, ("sync", "envpool"))
+_REPLAY: Final = ("algorithm.replay_ratio=1", "algorithm.learning_starts=1000", "evaluation.episodes=0")
+SAC: Final = Task("HalfCheetah-v5", 4000.0, 10_000, ("sync",), "sac", ("algorithm.batch_size=256", *_REPLAY))
+DQN: Final = Task("LunarLander-v3", 200.0, 10_000, ("sync",), "dqn", _REPLAY)
 PEERS: Final = {
     "Stable-Baselines3 PPO, wide": ("stable-baselines3", "sb3", "wide"),
     "Stable-Baselines3 PPO, zoo": ("stable-baselines3", "sb3", "zoo"),
     "Sample Factory APPO": ("sample-factory", "appo"),
+    "Stable-Baselines3 SAC": ("stable-baselines3", "sb3", "sac"),
+    "SBX SAC": ("sbx", "sb3", "sac", "--library", "sbx"),
+    "Stable-Baselines3 DQN": ("stable-baselines3", "sb3", "dqn"),
+    "SBX DQN": ("sbx", "sb3", "dqn", "--library", "sbx"),
 }
 """Environment and words of the command line, by name."""
 
@@ -72,8 +81,9 @@ def _table(task: Task, options: Options) -> Table:
     contenders = [
         Contender(f"Penstock, {way}", partial(_penstock, task, way), is_ours=True) for way in task.vectorisers
     ]
-    absent = [name for name, (environment, *_) in PEERS.items() if not _python(environment).exists()]
-    contenders += [Contender(name, partial(_peer, name, task)) for name in PEERS if name not in absent]
+    peers = [name for name in PEERS if task.case in name.lower()]
+    absent = [name for name in peers if not _python(PEERS[name][0]).exists()]
+    contenders += [Contender(name, partial(_peer, name, task)) for name in peers if name not in absent]
     outcomes: dict[str, list[Outcome]] = {contender.name: [] for contender in contenders}
     for seed in range(1, options.repeat + 1):
         for contender in contenders:
@@ -84,6 +94,7 @@ def _table(task: Task, options: Options) -> Table:
 cartpole: Final = partial(_table, CARTPOLE)
 acrobot: Final = partial(_table, ACROBOT)
 lunar_lander: Final = partial(_table, LUNAR_LANDER)
+sac, dqn = partial(_table, SAC), partial(_table, DQN)
 
 
 def summarise(
@@ -129,7 +140,8 @@ def summarise(
 def _penstock(task: Task, vectorise: str, seed: int) -> Outcome:
     """Run `penstock train` with its defaults; it goes on to its budget, as the peers do."""
     began_s, before_s = time.time(), _spent_s()
-    options = ("--set", f"environment.vectorise={vectorise}", "--seed", str(seed))
+    settings = (f"environment.vectorise={vectorise}", f"algorithm.name={task.case}", *task.settings)
+    options = ("--seed", str(seed), *(word for one in settings for word in ("--set", one)))
     run = trained(*options, task=task.name, steps=task.steps)
     solved = first_solved(run.metrics, task.target)
     return Outcome(

@@ -1,6 +1,6 @@
 """Other systems, each run in an environment of its own (`make bench-peers`): imported where they are used.
 
-    others.py sb3 zoo|wide TASK --target RETURN --seed N       Stable-Baselines3's PPO
+    others.py sb3 zoo|wide|sac|dqn TASK --target RETURN --seed N   Stable-Baselines3; --library sbx: SBX
     others.py appo TASK --target RETURN --seed N               Sample Factory's APPO
     others.py grpo FOLDER --threads N --warm W --batches B --seed S        TRL's GRPO of FOLDER/model
     others.py serve PORT                                       a Stable-Baselines3 policy behind FastAPI
@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,6 @@ def liked(prompts: Sequence[Any], responses: Sequence[str]) -> list[float]:
 
 
 def falling(start: float) -> Callable[[float], float]:
-    """Return a schedule from `start` to 0."""
     return lambda left: start * left
 
 
@@ -48,13 +48,17 @@ SB3: dict[tuple[str, str], tuple[int, int, dict[str, Any]]] = {
     ("Acrobot-v1", "wide"): (32, 300_000, {**_ACROBOT, **_WIDE, "learning_rate": falling(0.001)}),
     ("LunarLander-v3", "zoo"): (16, 1_000_000, {**_LANDER, "n_steps": 1024, "batch_size": 64, "n_epochs": 4}),
     ("LunarLander-v3", "wide"): (32, 1_000_000, {**_LANDER, **_WIDE, "learning_rate": falling(0.001)}),
-}
-"""Environments, steps and arguments of PPO; Acrobot's observations are normalised."""
+    ("HalfCheetah-v5", "sac"): (1, 10_000, {"batch_size": 256, "learning_starts": 1000}),
+    ("LunarLander-v3", "dqn"): (1, 10_000, {
+        "batch_size": 128, "learning_starts": 1000, "gradient_steps": 4, "learning_rate": 6.3e-4,
+        "buffer_size": 50_000, "target_update_interval": 250, "policy_kwargs": {"net_arch": [256, 256]},
+    }),
+}  # fmt: skip
+"""Environments, steps and arguments; of PPO Acrobot's observations are normalised."""
 
 
 def sb3(said: argparse.Namespace) -> dict[str, Any]:
     import torch
-    from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.vec_env import VecNormalize
 
@@ -63,13 +67,13 @@ def sb3(said: argparse.Namespace) -> dict[str, Any]:
     environments: Any = make_vec_env(said.task, n_envs=count, seed=said.seed)
     if said.task == "Acrobot-v1":
         environments = VecNormalize(environments, gamma=arguments["gamma"])
-    model = PPO("MlpPolicy", environments, seed=said.seed, device="cpu", **arguments)
+    kind = getattr(import_module(said.library), said.case.upper() if said.case in ("sac", "dqn") else "PPO")
+    model = kind("MlpPolicy", environments, seed=said.seed, device="cpu", **arguments)
     solved: dict[str, float | None] = {"solved_s": None, "solved_at": None}
     began_s = time.perf_counter()
 
     def look(_locals: dict[str, Any], _globals: dict[str, Any]) -> bool:
-        """Note the returns, once per rollout, after a step of all environments."""
-        if model.num_timesteps % (count * arguments["n_steps"]) == 0 and solved["solved_s"] is None:
+        if model.num_timesteps % (count * arguments.get("n_steps", 64)) == 0 and solved["solved_s"] is None:
             returns = [episode["r"] for episode in model.ep_info_buffer or ()]
             if len(returns) == WINDOW and sum(returns) / WINDOW >= said.target:
                 solved.update(solved_s=time.perf_counter() - began_s, solved_at=time.time())
@@ -110,7 +114,6 @@ APPO: dict[str, Any] = {
 
 
 def _make_environment(name: str, *_: Any, render_mode: str | None = None, **__: Any) -> Any:
-    """Return the environment by Sample Factory's conventions."""
     import gymnasium
 
     return gymnasium.make(NAMES.get(name, name), render_mode=render_mode)
@@ -124,11 +127,9 @@ class Clock:
         self.result: dict[str, Any] = {"steps": 0, "seconds": 0.0, "solved_s": None, "solved_at": None}
 
     def played(self, _runner: Any, _message: dict[str, Any], _policy: int) -> None:
-        """Note the first experience, of which the end of the first episode is the first report."""
         self._began_s = self._began_s or time.perf_counter()
 
     def trained(self, runner: Any, message: dict[str, Any], policy: int) -> None:
-        """Note the state after every training iteration."""
         seconds = time.perf_counter() - self._began_s if self._began_s else 0.0
         self.result |= {"steps": message["learner_env_steps"], "seconds": seconds}
         returns = runner.policy_avg_stats.get("reward", [()])[policy]
@@ -138,7 +139,6 @@ class Clock:
 
 
 def appo(said: argparse.Namespace) -> dict[str, Any]:
-    """Train with two rollout workers and a learner, each a process."""
     from sample_factory.cfg.arguments import parse_full_cfg, parse_sf_args  # type: ignore[import-not-found]
     from sample_factory.envs.env_utils import register_env  # type: ignore[import-not-found]
     from sample_factory.train import make_runner  # type: ignore[import-not-found]
@@ -178,7 +178,6 @@ def grpo(said: argparse.Namespace) -> dict[str, Any]:
 
     class Warm(TrainerCallback):  # type: ignore[misc, unused-ignore]
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            """Begin to count after the batches to get warm."""
             if state.global_step == said.warm:
                 counts.update(tokens=0, seconds=-time.perf_counter(), cpu_seconds=-time.process_time())
 
@@ -189,9 +188,8 @@ def grpo(said: argparse.Namespace) -> dict[str, Any]:
             lr_scheduler_type="constant", gradient_checkpointing=False, bf16=False, use_cpu=True,
             disable_tqdm=True, save_strategy="no", report_to="none",
         )  # fmt: skip
-        prompts = load_dataset("json", data_files=str(said.folder / "prompts.jsonl"), cache_dir=folder)[
-            "train"
-        ]
+        data = str(said.folder / "prompts.jsonl")
+        prompts = load_dataset("json", data_files=data, split="train", cache_dir=folder)
         model = str(said.folder / "model")
         trainer = GRPOTrainer(
             model, reward_funcs=scored, args=config, train_dataset=prompts, callbacks=[Warm()]
@@ -233,9 +231,10 @@ def main() -> None:
         command = commands.add_parser(function.__name__)
         command.set_defaults(function=function)
         if function is sb3:
-            command.add_argument("case", choices=("zoo", "wide"))
+            command.add_argument("--library", default="stable_baselines3")
+            command.add_argument("case", choices={case for _, case in SB3})
         if function in (sb3, appo):
-            command.add_argument("task", choices=APPO_TASKS)
+            command.add_argument("task", choices={task for task, _ in SB3})
             command.add_argument("--target", type=float, required=True)
         if function is grpo:
             command.add_argument("folder", type=Path)
