@@ -432,6 +432,8 @@ _KL_TOLERANCE = 1.5
 class PPO(OnPolicy[PPOSection]):
     """PPO (Schulman et al. 2017) with a decoupled objective (Hilton, Cobbe, Schulman 2021)."""
 
+    needed = ("updates", "gradient_steps", "steered_rate")
+
     def __init__(self, policy: Policy, section: PPOSection, *, seed: int, hardware: Hardware = PLAIN) -> None:
         super().__init__(policy, section, seed=seed, hardware=hardware)
         self._steered_learning_rate = section.learning_rate
