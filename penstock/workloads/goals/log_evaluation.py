@@ -5,10 +5,13 @@ after their decision.
 """
 
 import json
+import re
 import sys
+import unicodedata
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -24,7 +27,14 @@ from penstock.registry.registry import Registry
 from penstock.registry.row_file import RowFile
 from penstock.runtime.exit import EXIT_FAILED, EXIT_OK
 from penstock.workloads.goals.commands import EvaluateOptions
-from penstock.workloads.goals.off_policy import Decisions, TooLittle, cross_fitted, judge, returns_from
+from penstock.workloads.goals.off_policy import (
+    Decisions,
+    TooLittle,
+    cross_fitted,
+    imitated,
+    judge,
+    returns_from,
+)
 from penstock.workloads.goals.trace_index import (
     Brought,
     Encoding,
@@ -148,6 +158,7 @@ def evidence_of_log(
     )
     logged = np.log([one.propensity or 1.0 for one in traces])
     decisions = _decisions(episode, seen, action, chances(seen), reward, logged, options.discount)
+    decisions = replace(decisions, imitated=imitated(seen, action, episode, len(encoding.actions)))
     met = sum((trace.episode, trace.step) in late for trace in log.traces)
     left_out = len(log.episodes) - len(used)
     return decisions, {"left_out": left_out, "late": met, "late_unmatched": len(late) - met}
@@ -370,8 +381,34 @@ def _account_of(index: TraceIndex) -> dict[str, Any]:
         "success": index.well.total(),
         "numbers": _ranges(index),
         "actions": {name: {"done": index.done[name], "success": index.well[name]} for name in index.actions},
+        "look_alikes": look_alikes(index.done),
         "faults": [asdict(fault) for fault in index.faults],
     }
+
+
+_RARE: Final = 0.05
+"""Most uses of a misspelt action, as a share of those of the right one."""
+
+
+def look_alikes(done: Mapping[str, int]) -> dict[str, str]:
+    """Return actions that may be misspelt, each with the one that it looks like; done: uses by name.
+
+    They differ in case, marks or the form of letters alone, or in a few letters, and are rare.
+    """
+    found: dict[str, str] = {}
+    shapes: dict[str, str] = {}
+    for name, count in sorted(done.items(), key=lambda one: -one[1]):
+        shape = "".join(filter(str.isalnum, unicodedata.normalize("NFKD", name).casefold()))
+        words = re.sub(r"\d+", "", shape)
+        usual = {each: other for each, other in shapes.items() if count <= _RARE * done[other]}
+        near = get_close_matches(shape, usual, n=1, cutoff=0.8)
+        if shape in shapes:
+            found[name] = shapes[shape]
+        elif near and re.sub(r"\d+", "", near[0]) != words:
+            found[name] = usual[near[0]]
+        else:
+            shapes[shape] = name
+    return found
 
 
 def _ranges(index: TraceIndex) -> dict[str, list[float]]:
@@ -396,6 +433,9 @@ def _account_text(account: dict[str, Any]) -> str:
     lines += [
         f"  {name}: done {one['done']} times, {one['success']} with success"
         for name, one in account["actions"].items()
+    ]
+    lines += [
+        f"  {name!r} looks like {other!r}: is it misspelt?" for name, other in account["look_alikes"].items()
     ]
     faults = account["faults"]
     if not account["lines"]:

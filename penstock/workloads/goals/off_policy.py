@@ -36,6 +36,7 @@ class Decisions:
         predicted: float64 [n], a model's return from this decision on, of the action that was taken.
         expected: float64 [n], that model's return averaged over the actions of the evaluated policy.
         action: int64 [n], the action of a discrete space; None: another space.
+        imitated: float64 [n], log probability of the action by an imitation of other episodes; None: unknown.
 
     Raises:
         ValueError: arrays of different lengths, episodes out of order, or a number that cannot be used.
@@ -48,6 +49,7 @@ class Decisions:
     predicted: Floats
     expected: Floats
     action: NDArray[np.int64] | None = None
+    imitated: Floats | None = None
 
     def __post_init__(self) -> None:
         given = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -138,6 +140,70 @@ def ridge(inputs: Floats, wanted: Floats, otherwise: float) -> tuple[float, Floa
     return float(level - centre @ slope), slope
 
 
+# ---- An imitation of what acted: multinomial logistic regression of the logged actions.
+
+_STEPS: Final = 300
+_RATE: Final = 0.5
+_PULL: Final = 1e-3
+_LEAST: Final = 1e-3
+"""Share of the uniform policy in an imitation, so that no probability is near 0."""
+Imitation = Callable[[NDArray[np.float32], NDArray[np.int64]], NDArray[np.float64]]
+"""(observations, float32 [n, d], actions that were taken, int64 [n]) → their probabilities, float64 [n]."""
+
+
+def imitate(seen: NDArray[np.float32], action: NDArray[np.int64], actions: int) -> Imitation:
+    """Return a fit to decisions. seen: float32 [n, d], observations. action: int64 [n], below `actions`."""
+    deviations_of = standardised(seen)
+
+    def inputs_of(seen: NDArray[np.float32]) -> NDArray[np.float64]:
+        return np.hstack([deviations_of(seen), np.ones((len(seen), 1))])
+
+    inputs, wanted, weights = inputs_of(seen), np.eye(actions)[action], np.zeros((seen.shape[1] + 1, actions))
+    # The largest eigenvalue of the inputs bounds the curvature: it gives the largest safe step size.
+    rate = _RATE * len(inputs) / max(float(np.linalg.norm(inputs, 2)) ** 2, 1e-12) * 2
+    for _ in range(_STEPS):
+        gradient = inputs.T @ (_softmax(inputs @ weights) - wanted) / len(inputs) + _PULL * weights
+        weights -= rate * gradient
+
+    def estimate(seen: NDArray[np.float32], action: NDArray[np.int64]) -> NDArray[np.float64]:
+        chances = _softmax(inputs_of(seen) @ weights)
+        taken: Floats = chances[np.arange(len(action)), action]
+        return (1 - _LEAST) * taken + _LEAST / actions
+
+    return estimate
+
+
+def _softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    powers = np.exp(scores - scores.max(1, keepdims=True))
+    shares: NDArray[np.float64] = powers / powers.sum(1, keepdims=True)
+    return shares
+
+
+_MOST_FITTED: Final = 1_000_000
+_MOST_STEPPED: Final = 2_000_000
+"""Most numbers that an imitation is fitted on, and most of which it sees more than the numbers themselves."""
+_PARTS: Final = 8
+
+
+def imitated(
+    seen: NDArray[np.float32], action: NDArray[np.int64], episode: NDArray[np.int64], actions: int
+) -> Floats:
+    """Return log probabilities of actions, float64 [n], by an imitation of the other half of the episodes.
+
+    It sees each number, and whether it is above each eighth of all. Arguments are those of `cross_fitted`.
+    """
+    inputs, found = seen, np.full(len(seen), -np.log(actions))
+    if seen.size <= _MOST_STEPPED:
+        edges = np.quantile(seen, np.linspace(0, 1, _PARTS + 1)[1:-1], axis=0)
+        inputs = np.concatenate([seen, *(seen > edge for edge in edges)], 1, dtype=np.float32)
+    for half in (0, 1):
+        rows, use = np.flatnonzero(episode % 2 == half), episode % 2 != half
+        if len(rows) and use.any():
+            rows = rows[:: -(-len(rows) * inputs.shape[1] // _MOST_FITTED)]
+            found[use] = np.log(imitate(inputs[rows], action[rows], actions)(inputs[use], action[use]))
+    return found
+
+
 _Z: Final = 1.959963984540054
 """Standard deviations within which 95 % of a normal distribution lie."""
 _FEW: Final = 5.0
@@ -165,14 +231,15 @@ class Estimates:
     """Estimates of one policy's mean return per episode.
 
     mean_ratio: of π / μ over all decisions, 1 in expectation where the logged probabilities are true and the
-    evaluated policy takes only logged actions. effective: effective sample size in episodes, at the decision
-    where it is smallest.
+    evaluated policy takes only logged actions. gap: IPS minus doubly robust, 0 in expectation. effective:
+    effective sample size in episodes, at the decision where it is smallest.
     """
 
     ips: Estimate
     self_normalised: Estimate
     doubly_robust: Estimate
     mean_ratio: Estimate
+    gap: Estimate
     effective: float
 
 
@@ -214,6 +281,7 @@ def estimate(decisions: Decisions, discount: float) -> Estimates:
         self_normalised=normal,
         doubly_robust=robust,
         mean_ratio=_of(np.exp(np.minimum(ratio, _LARGEST_LOG))),
+        gap=_of(ips - doubly),
         effective=effective,
     )
 
@@ -258,7 +326,11 @@ def _of(samples: Floats) -> Estimate:
 LEAST_EFFECTIVE: Final = 50.0
 """Effective sample size, in episodes, below which there is no estimate."""
 _MOST_ERRORS: Final = 4.0
-"""Standard errors by which the mean ratio may differ from 1."""
+"""Standard errors by which the mean ratio may differ from 1, and the gap from 0."""
+_MOST_GAIN: Final = 14.0
+"""Logarithm of a million."""
+_LEAST_GAIN: Final = 0.01
+"""Mean gain by which rounded propensities are no reason to refuse a large log."""
 
 
 class TooLittle(Exception):
@@ -276,6 +348,7 @@ def judge(decisions: Decisions, discount: float) -> Estimates:
             f"{count} episodes with known propensities, fewer than {LEAST_EFFECTIVE:.0f}: log more of them"
         )
     _check_propensities(decisions)
+    _check_imitation(decisions)
     found = estimate(decisions, discount)
     if found.effective < LEAST_EFFECTIVE:
         raise TooLittle(
@@ -283,7 +356,13 @@ def judge(decisions: Decisions, discount: float) -> Estimates:
             "the policy rarely does what was logged; log more, or judge a policy that is closer to the "
             "logging one"
         )
-    if _is_off(found.mean_ratio):
+    if _is_off(found.gap, 0):
+        raise TooLittle(
+            f"importance sampling ({found.ips.value:.3f}) and the doubly robust estimate "
+            f"({found.doubly_robust.value:.3f}) exclude each other: the propensities do not "
+            "belong to the actions"
+        )
+    if _is_off(found.mean_ratio, 1):
         raise TooLittle(
             f"π / μ has a mean of {found.mean_ratio.value:.3f} ± "
             f"{found.mean_ratio.standard_error:.3f} instead of 1: the propensities do not belong to the "
@@ -312,6 +391,23 @@ def _check_propensities(decisions: Decisions) -> None:
             )
 
 
-def _is_off(mean: Estimate) -> bool:
-    error = mean.standard_error
-    return abs(mean.value - 1) > max(_MOST_ERRORS * error, 1e-6)
+def _check_imitation(decisions: Decisions) -> None:
+    """Check that an imitation of the log does not explain the actions better than the propensities do.
+
+    Were these true, the product of the ratios over half of the episodes, which the imitation has not seen,
+    would reach 1 / p with probability p at most (Ville 1939).
+    """
+    if decisions.imitated is None:
+        return
+    gain = decisions.imitated - decisions.log_logged
+    most = max(float(gain[decisions.episode % 2 == half].sum()) for half in (0, 1))
+    if most > _MOST_GAIN and gain.mean() > _LEAST_GAIN:
+        raise TooLittle(
+            "the propensities do not belong to the actions: an imitation of other episodes gives each action "
+            f"{np.exp(gain.mean()):.2f} times its propensity; log the probability with which it was drawn, "
+            "and none where it was not drawn"
+        )
+
+
+def _is_off(mean: Estimate, expected: float) -> bool:
+    return abs(mean.value - expected) > max(_MOST_ERRORS * mean.standard_error, 1e-6)

@@ -5,7 +5,7 @@ The log is read and written decision by decision, and never held in memory.
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from itertools import chain, islice, pairwise
@@ -23,7 +23,7 @@ from penstock.config.workload import find
 from penstock.protocol.messages import Publication
 from penstock.runtime.exit import EXIT_OK
 from penstock.workloads.goals.log_evaluation import reward_weights
-from penstock.workloads.goals.off_policy import standardised
+from penstock.workloads.goals.off_policy import Imitation, imitate
 from penstock.workloads.goals.trace_index import (
     MOST_HELD,
     Encoding,
@@ -74,19 +74,25 @@ def _write(index: TraceIndex, weights: RewardWeights, out: Path) -> dict[str, An
         "decisions": index.decisions,
         "fragments": record_log(index, encoding, weights, layer, out),
         "faults": len(index.faults),
-        "propensities": _LOGGED if index.with_propensity == index.decisions else "estimated",
+        "propensities": _propensities(index),
         "measured_by": measured,
     }
     (out / _RUN_FILE).write_text(
         f"# From {index.episodes} episodes, measured by {measured}; "
         f"propensities: {account['propensities']}.\n" + tomli_w.dumps(layer)
     )
-    if index.independent and account["propensities"] == _LOGGED:
+    if index.independent and index.with_propensity:
         (out / _WEIGHTED_FILE).write_text(
             f"# Learns without the recording, from {measured} episodes, each decision weighted by its "
             "propensity.\n" + tomli_w.dumps(by_propensity(layer))
         )
     return account
+
+
+def _propensities(index: TraceIndex) -> str:
+    if index.with_propensity in (0, index.decisions):
+        return _LOGGED if index.with_propensity else "estimated"
+    return f"{_LOGGED} of {index.with_propensity} decisions, estimated of the others"
 
 
 def _text(account: dict[str, Any], out: Path) -> str:
@@ -125,43 +131,7 @@ def by_propensity(layer: dict[str, Any]) -> dict[str, Any]:
     return {**layer, "environment": {**environment, "kwargs": kwargs}, "algorithm": {"name": "ppo"}}
 
 
-# ---- Estimated propensities, where the log has none: multinomial logistic regression of the logged actions.
-
-_STEPS: Final = 300
-_RATE: Final = 0.5
-_RIDGE: Final = 1e-3
-_LEAST: Final = 1e-3
-"""Smallest estimate of the propensity of a logged action."""
-_Estimate = Callable[[NDArray[np.float32], NDArray[np.int64]], NDArray[np.float64]]
-"""(observations, float32 [n, d], actions that were taken, int64 [n]) → their probabilities, float64 [n]."""
-
-
-def _imitate(seen: NDArray[np.float32], action: NDArray[np.int64], actions: int) -> _Estimate:
-    """Return a fit to decisions. seen: float32 [n, d], observations. action: int64 [n], below `actions`."""
-    deviations_of = standardised(seen)
-
-    def inputs_of(seen: NDArray[np.float32]) -> NDArray[np.float64]:
-        return np.hstack([deviations_of(seen), np.ones((len(seen), 1))])
-
-    inputs, wanted, weights = inputs_of(seen), np.eye(actions)[action], np.zeros((seen.shape[1] + 1, actions))
-    # The largest eigenvalue of the inputs bounds the curvature: it gives the largest safe step size.
-    rate = _RATE * len(inputs) / max(float(np.linalg.norm(inputs, 2)) ** 2, 1e-12) * 2
-    for _ in range(_STEPS):
-        gradient = inputs.T @ (_softmax(inputs @ weights) - wanted) / len(inputs) + _RIDGE * weights
-        weights -= rate * gradient
-
-    def estimate(seen: NDArray[np.float32], action: NDArray[np.int64]) -> NDArray[np.float64]:
-        chances = _softmax(inputs_of(seen) @ weights)
-        return np.maximum(chances[np.arange(len(action)), action], _LEAST)
-
-    return estimate
-
-
-def _softmax(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    powers = np.exp(scores - scores.max(1, keepdims=True))
-    shares: NDArray[np.float64] = powers / powers.sum(1, keepdims=True)
-    return shares
-
+# ---- The decisions of a log as a recording; propensities that are absent are estimated.
 
 _ALONE: Final = np.zeros(1, np.intp)
 _CHUNK: Final = 4096
@@ -243,10 +213,10 @@ def _encoded(traces: Iterable[Trace], encoding: Encoding) -> Iterator[tuple[Trac
         before = trace.result
 
 
-def _imitated(index: TraceIndex, encoding: Encoding) -> _Estimate:
+def _imitated(index: TraceIndex, encoding: Encoding) -> Imitation:
     """Return the estimate from every n-th decision; n is 1 unless the log is large."""
     every = -(-index.decisions * encoding.width // _MOST_IMITATED)
     every_nth = islice(_encoded(index.traces(), encoding), 0, None, every)
     shown = [(seen, encoding.action(trace.action)) for trace, seen in every_nth]
     seen, action = np.stack([seen for seen, _ in shown]), np.array([one for _, one in shown], np.int64)
-    return _imitate(seen, action, len(encoding.actions))
+    return imitate(seen, action, len(encoding.actions))

@@ -11,6 +11,7 @@ The modes differ in the reward of an action that is not the logged one:
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,8 @@ class TraceReplay(gymnasium.Env[NDArray[np.float32], np.int64]):
         if not trace_file:
             raise ConfigurationError("environment.kwargs.trace_file: is missing; name the log")
         log = shared_log(Path(trace_file))
+        if mode == "matched" and log.independent:
+            log = _with_propensities(log)
         self._encoding = _encoding_of(log.encoding, tuple(numbers), tuple(actions))
         self._reward = reward_function(mode, log, self._encoding, RewardWeights.of(reward or {}))
         self._episodes, self._mode, self._longest = log.episodes, mode, max_episode_length
@@ -94,6 +97,17 @@ class TraceReplay(gymnasium.Env[NDArray[np.float32], np.int64]):
     def _observe(self) -> NDArray[np.float32]:
         before = self._episode[self._step - 1].result if self._step else None
         return self._encoding.observation(self._episode[self._step], before)
+
+
+def _with_propensities(log: Log) -> Log:
+    """Return the decisions that have a propensity; raises ConfigurationError where none has one."""
+    known = tuple(episode for episode in log.episodes if episode[0].propensity is not None)
+    if not known:
+        raise ConfigurationError(
+            "environment.kwargs.mode='matched': no decision has a propensity, by which logged actions are "
+            "accepted; log it, or use mode='model'"
+        )
+    return replace(log, episodes=known)
 
 
 def _encoding_of(logged: Encoding, numbers: tuple[str, ...], actions: tuple[str, ...]) -> Encoding:
@@ -140,12 +154,6 @@ def _matched(encoding: Encoding, weights: RewardWeights) -> RewardFunction:
 
 
 def _accepted(log: Log, encoding: Encoding, weights: RewardWeights) -> RewardFunction:
-    lacking = next((one for one in log.traces if one.propensity is None), None)
-    if lacking is not None:
-        raise ConfigurationError(
-            f"environment.kwargs.mode='matched': episode {lacking.episode!r} has no propensity, by which "
-            "logged actions are accepted; log it, or use mode='model'"
-        )
     least = min(one.propensity or 1.0 for one in log.traces)
 
     def reply(trace: Trace, _seen: NDArray[np.float32], action: int, draw: float) -> float | None:

@@ -40,7 +40,7 @@ from penstock.workloads.goals.live_host import (
     rehearse,
     target,
 )
-from penstock.workloads.goals.log_evaluation import read_late
+from penstock.workloads.goals.log_evaluation import look_alikes, read_late
 from penstock.workloads.goals.tasks.goal_task import GoalTask
 from penstock.workloads.goals.tasks.potential import health
 from penstock.workloads.goals.tasks.trace_replay import TraceReplay
@@ -362,7 +362,7 @@ def test_shuffled_propensities_are_refused_for_every_policy(tmp_path: Path, poli
     pairs = zip(events, shuffled, strict=True)
     path = written(tmp_path, [line(n, event, propensity=one) for n, (event, one) in enumerate(pairs)])
     code, output = call("evaluate", path, "--policy", policy, *PLAIN)
-    assert (code, "the propensities do not belong to the actions" in output) == (1, True), output
+    assert (code, "as frequent as they allow" in output) == (1, True), output
 
 
 def test_an_interval_without_width_states_what_it_omits(tmp_path: Path) -> None:
@@ -438,6 +438,71 @@ def test_propensities_that_are_absent_are_estimated_and_marked(tmp_path: Path) -
     assert "propensities: estimated" in (tmp_path / "out" / "run.toml").read_text()
     true = np.array([event.logged for event in truth.bandit_log(0, 4000)])
     assert np.abs(np.exp(rows["log_prob"]) - true).max() < 0.06
+
+
+def test_a_decision_without_its_propensity_leaves_only_itself_out(tmp_path: Path) -> None:
+    events = truth.bandit_log(0, COUNT)
+    lines = [line(number, event) for number, event in enumerate(events)]
+    lines[7] = line(7, events[7], propensity=None)
+    account, _ = imported(written(tmp_path, lines), tmp_path / "out")
+    assert account["propensities"] == f"logged of {COUNT - 1} decisions, estimated of the others"
+    told = tomllib.loads((tmp_path / "out" / "by_propensity.toml").read_text())
+    kwargs = told["environment"]["kwargs"]
+    alone = TraceReplay(**kwargs)
+    starts = {alone.reset(seed=0 if not number else None)[0].tobytes() for number in range(COUNT - 1)}
+    assert len(alone._episodes) == COUNT - 1
+    assert len(starts) == len(truth.CONTEXTS)
+    assert all(episode[0].episode != "e7" for episode in alone._episodes)
+
+
+@pytest.mark.parametrize("explored", [0.0, 0.1])
+@pytest.mark.parametrize("chosen", ["above", "inside", "of three"])
+def test_propensities_that_the_log_contradicts_are_refused(
+    tmp_path: Path, chosen: str, explored: float
+) -> None:
+    rng = np.random.default_rng(0)
+    first = rng.normal(size=1500)
+    bests = {"above": first > 0, "inside": np.abs(first) < 0.7, "of three": np.digitize(first, [-0.4, 0.4])}
+    best, count = bests[chosen], 3 if chosen == "of three" else 2
+    action = np.where(rng.random(1500) < explored, rng.integers(0, count, 1500), best)
+    rows = [
+        {
+            "time": 1.0,
+            "episode": f"e{n}",
+            "step": 0,
+            "observation": {"x": first[n], "y": rng.normal()},
+            "action": f"do {action[n]}",
+            "propensity": 1 / count,
+            "result": {"success": bool(action[n] == best[n])},
+        }
+        for n in range(1500)
+    ]
+    path = written(tmp_path, list(map(json.dumps, rows)))
+    code, output = call("evaluate", path, "--policy", "uniform", *PLAIN)
+    assert (code, "the propensities do not belong to the actions" in output) == (1, True), output
+    assert "an imitation of other episodes gives each action" in output
+
+
+def test_propensities_that_are_true_are_never_refused(tmp_path: Path) -> None:
+    for seed in range(20):
+        code, output = call("evaluate", bandit_log(tmp_path, seed, 600), "--policy", "uniform", *PLAIN)
+        assert code == 0, output
+
+
+def test_actions_that_look_alike_are_named(tmp_path: Path) -> None:
+    done = {"rotate_logs": 900, "restart": 400, "action1": 300, "action2": 5, "wait": 200, "rotate_lgos": 7}
+    done |= {"Rotate-Logs": 90, "restart\u200b": 1, "w\uff41it": 2, "restrat": 3, "scale up": 4}
+    assert look_alikes(done) == {
+        "rotate_lgos": "rotate_logs",
+        "Rotate-Logs": "rotate_logs",
+        "restart\u200b": "restart",
+        "w\uff41it": "wait",
+        "restrat": "restart",
+    }
+    lines = [line(number, event) for number, event in enumerate(truth.bandit_log(0, 300))]
+    lines[5] = lines[5].replace('"action": "action', '"action": "Action ')
+    code, output = call("check", written(tmp_path, lines))
+    assert (code, "looks like 'action" in output) == (0, True), output
 
 
 def test_a_folder_that_is_taken_is_refused(tmp_path: Path) -> None:
@@ -614,7 +679,7 @@ def test_another_action_ends_an_episode_of_several_decisions(tmp_path: Path) -> 
     [
         ({}, {"trace_file": ""}, "trace_file: is missing"),
         ({}, {"mode": "guess"}, "mode='guess': must be one of matched, full, model"),
-        ({"propensity": None}, {}, "mode='matched': episode 'e0' has no propensity"),
+        ({"propensity": None}, {}, "mode='matched': no decision has a propensity"),
         ({}, {"mode": "full"}, "metadata.outcomes must have the result of each of action0"),
         ({"metadata": {"outcomes": [1]}}, {"mode": "full"}, "metadata.outcomes must have"),
         ({}, {"actions": ["action0"]}, "kwargs.actions: action1, action2: the log and the names differ"),

@@ -467,6 +467,15 @@ def test_shuffled_propensities_are_noticed() -> None:
             judge(decisions_of(shuffled, truth.TARGET, 1.0), 1.0)
 
 
+def test_estimates_that_exclude_each_other_are_refused() -> None:
+    events = [[one] for one in truth.bandit_log(0, 4000)]
+    fine = decisions_of(events, truth.TARGET, 1.0)
+    assert judge(fine, 1.0).gap.low < 0 < judge(fine, 1.0).gap.high
+    too_sure = replace(fine, expected=fine.expected + 0.1)
+    with pytest.raises(TooLittle, match=r"\(0\.\d+\) exclude each other"):
+        judge(too_sure, 1.0)
+
+
 def test_a_policy_without_overlap_with_the_log_is_not_judged() -> None:
     made = decisions_of(bandit(3), truth.TARGET, 1.0)
     rarely, overflowing = np.full_like(made.log_target, -30.0), made.log_logged.copy()
