@@ -179,7 +179,10 @@ def _item(example: Example, encoder: Encoder, heads: Sequence[Head]) -> Item:
             target = example.score
         case Judged():
             target = tuple(example.shares.get(head.name, math.nan) for head in heads)
-    return Item(example, tuple(encoder.join(prompt, encoder.response_ids(one)) for one in texts), target)
+    rows = tuple(encoder.join(prompt, encoder.response_ids(one)) for one in texts)
+    if rows[1:] == rows[:1]:
+        raise ValueError("chosen and rejected are the same tokens: nothing can be learned from them")
+    return Item(example, rows, target)
 
 
 @dataclass(frozen=True, slots=True)

@@ -422,10 +422,24 @@ def read_data(order: Order, encoder: Encoder) -> Data:
     train_items, validation = (encode(side, encoder, feedback.bad, order.heads) for side in sides)
     for line in feedback.bad.lines():
         log.warning("bad row: %s", line)
+    for line in without_difference(train_items, order.heads):
+        log.warning(line)
     if not train_items or (share and not validation):
         left = "\n".join([f"feedback={order.source.place}: no row is left", *feedback.bad.lines()])
         raise ConfigurationError(left)
     return Data(train_items, validation, feedback.bad, encoder.cut, feedback.other_key)
+
+
+def without_difference(items: Sequence[Item], heads: Sequence[Head]) -> list[str]:
+    """Return a sentence for each score or head that rates all responses alike, so that nothing is learned."""
+    targets = [item.target for item in items if item.target is not None]
+    rows = [one if isinstance(one, tuple) else (one,) for one in targets]
+    said = []
+    for column, name in enumerate([f"head {one.name!r}" for one in heads] or ["the score"]):
+        found = {row[column] for row in rows if not math.isnan(row[column])}
+        if len(found) == 1 and len(rows) > 1:
+            said.append(f"all ratings of {name} are equal: a model learns no difference from them")
+    return said
 
 
 def _prepare(order: Order) -> str | None:

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 from penstock.config.settings import ConfigurationError
 from penstock.runtime.retry import Interrupted
 from penstock.workloads.chat.people import population
-from penstock.workloads.language.feedback import Preference, Scored, Source, parse_scale
+from penstock.workloads.language.feedback import BadRows, Preference, Scored, Source, parse_scale
 from penstock.workloads.language.pretraining import tiny_models
 from penstock.workloads.language.reward import reward_model
 from penstock.workloads.language.reward.heads import (
@@ -36,8 +36,10 @@ from penstock.workloads.language.reward.heads import (
 from penstock.workloads.language.reward.reward_model import (
     HEADS_CARD,
     HeadsModel,
+    Item,
     Network,
     RewardModel,
+    encode,
     open_source,
 )
 from penstock.workloads.language.reward.reward_source import (
@@ -46,9 +48,15 @@ from penstock.workloads.language.reward.reward_source import (
     sample_from_proto,
     sample_to_proto,
 )
-from penstock.workloads.language.reward.training import RATING_WEIGHT, Order, heads_loss, train
+from penstock.workloads.language.reward.training import (
+    RATING_WEIGHT,
+    Order,
+    heads_loss,
+    train,
+    without_difference,
+)
 from penstock.workloads.language.settings import RewardTraining
-from penstock.workloads.language.tokenizer import load_tokenizer
+from penstock.workloads.language.tokenizer import Encoder, load_tokenizer
 from penstock.workloads.plugin.logistic import fit_logistic
 from tests.support.chat.opinions import feedback
 from tests.support.language.tiny_models import disturbed, make_chat_base, make_reward_model, samples
@@ -307,6 +315,33 @@ def test_a_model_no_better_than_chance_is_doubted(pairs: int, accuracy: float | 
     assert (f"pair_accuracy {accuracy} of {pairs} pairs" in said) is bool(width)
     assert width in said
     assert not doubt(None)
+
+
+def test_pairs_that_the_tokenizer_does_not_tell_apart_are_bad_rows() -> None:
+    encoder, bad = Encoder(tiny_models.build_tokenizer(["good", "great"]), 32), BadRows()
+    pairs = [("good great", "good  great"), ("qzqzq", "zqzqz"), ("good", "great")]
+    examples = [
+        Preference(prompt="good", chosen=chosen, rejected=rejected, where=f"row {number}")
+        for number, (chosen, rejected) in enumerate(pairs, 1)
+    ]
+    assert [one.example.where for one in encode(examples, encoder, bad)] == ["row 3"]
+    assert bad.shown[0] == (
+        "row 1: chosen and rejected are the same to the tokenizer: nothing can be learned from them"
+    )
+    assert bad.count == 2
+
+
+def test_ratings_without_a_difference_are_told() -> None:
+    def item(target: float | tuple[float, ...] | None) -> Item:
+        return Item(Scored(prompt="p", response="r", score=0.0, where=""), ([1],), target)
+
+    heads = parse_heads(["thumb=thumbs", "depth=stars"])
+    assert without_difference([item(0.5), item(0.5), item(None)], ()) == [
+        "all ratings of the score are equal: a model learns no difference from them"
+    ]
+    assert without_difference([item(0.5), item(0.25)], ()) == without_difference([item(None)] * 2, ()) == []
+    rated = [item((1.0, math.nan)), item((1.0, 0.2)), item((math.nan, 0.4))]
+    assert [line[:26] for line in without_difference(rated, heads)] == ["all ratings of head 'thumb'"[:26]]
 
 
 def test_a_calibrated_model_has_no_calibration_error() -> None:
