@@ -15,8 +15,6 @@ from penstock.workloads.prompts.features import MAX_CHARACTERS, MUTATION_TYPES
 MAX_STEPS: Final = 8
 """Most mutations of a path."""
 _BYTES: Final = 4 * WIDTH
-_LARGEST: Final = 1.0
-"""Largest absolute value in an embedding; embeddings of texts have unit length."""
 _MOST_REWARD: Final = 1e4
 _LEAST_LOG_PROB: Final = -60.0
 _ROUNDING: Final = 1e-4
@@ -24,7 +22,7 @@ _EMBEDDING_SCHEMA: Final = {
     "oneOf": [
         {
             "type": "array",
-            "items": {"type": "number", "minimum": -_LARGEST, "maximum": _LARGEST},
+            "items": {"type": "number"},
             "minItems": WIDTH,
             "maxItems": WIDTH,
         },
@@ -35,11 +33,18 @@ _EMBEDDING_SCHEMA: Final = {
 
 
 def _array(value: Any) -> NDArray[np.float32]:
-    """Return an embedding, float32 [1536], from its JSON value; raises ValueError."""
-    made = _decoded(value) if isinstance(value, str) else _listed(value)
-    beyond = np.flatnonzero(~(np.abs(made) <= _LARGEST))
-    if beyond.size:
-        raise ValueError(f"number {beyond[0]} is {made[beyond[0]]:.15g}, must be from -1 to 1")
+    """Return an embedding, float32 [1536], from its JSON value; raises ValueError.
+
+    One with a number beyond ±1 is scaled to unit length, which those of the task's texts have.
+    """
+    made = (_decoded(value) if isinstance(value, str) else _listed(value)).astype(np.float64)
+    wrong = np.flatnonzero(~np.isfinite(made))
+    if wrong.size:
+        raise ValueError(f"number {wrong[0]} is {made[wrong[0]]}, must be finite")
+    largest = float(np.abs(made).max())
+    if largest > 1:
+        made /= largest
+        made /= np.linalg.norm(made)
     return made.astype(np.float32)
 
 
@@ -65,8 +70,8 @@ def _listed(value: Any) -> NDArray[np.floating[Any]]:
     try:
         return np.array(value, np.float64)
     except OverflowError as error:
-        place = next(number for number, one in enumerate(value) if type(one) is int and abs(one) > 10**15)
-        raise ValueError(f"number {place} is of more than 15 digits, must be from -1 to 1") from error
+        place = next(number for number, one in enumerate(value) if type(one) is int and abs(one) > 10**300)
+        raise ValueError(f"number {place} is of more than 300 digits, must be finite") from error
 
 
 Embedding = Annotated[Any, PlainValidator(_array), WithJsonSchema(_EMBEDDING_SCHEMA)]
