@@ -356,17 +356,17 @@ def judge(decisions: Decisions, discount: float) -> Estimates:
             "the policy rarely does what was logged; log more, or judge a policy that is closer to the "
             "logging one"
         )
-    if _is_off(found.gap, 0):
-        raise TooLittle(
-            f"importance sampling ({found.ips.value:.3f}) and the doubly robust estimate "
-            f"({found.doubly_robust.value:.3f}) exclude each other: the propensities do not "
-            "belong to the actions"
-        )
     if _is_off(found.mean_ratio, 1):
         raise TooLittle(
             f"π / μ has a mean of {found.mean_ratio.value:.3f} ± "
             f"{found.mean_ratio.standard_error:.3f} instead of 1: the propensities do not belong to the "
             "actions, or the policy does what was never tried"
+        )
+    if _is_off(found.gap, 0):
+        raise TooLittle(
+            f"importance sampling ({found.ips.value:.3f}) and the doubly robust estimate "
+            f"({found.doubly_robust.value:.3f}) exclude each other: the propensities do not "
+            "belong to the actions"
         )
     return found
 

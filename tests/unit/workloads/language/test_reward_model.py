@@ -326,7 +326,7 @@ def test_pairs_that_the_tokenizer_does_not_tell_apart_are_bad_rows() -> None:
     ]
     assert [one.example.where for one in encode(examples, encoder, bad)] == ["row 3"]
     assert bad.shown[0] == (
-        "row 1: chosen and rejected are the same to the tokenizer: nothing can be learned from them"
+        "row 1: chosen and rejected are the same tokens: nothing can be learned from them"
     )
     assert bad.count == 2
 
