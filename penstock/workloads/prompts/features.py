@@ -47,7 +47,7 @@ def read_prompt(text: object, field: str = "prompt") -> str:
         )
     lines = text.replace("\r\n", "\n").replace("\r", "\n")
     prompt = unicodedata.normalize("NFC", lines).strip()
-    if not any(one.isprintable() and not one.isspace() for one in prompt):
+    if not _is_visible(prompt):
         raise PromptError(f"{field}: is empty, or holds only blanks; write what is wanted")
     if len(prompt) > MAX_CHARACTERS:  # few characters have a longer composed form
         raise PromptError(f"{field}: {len(prompt)} characters when composed, at most {MAX_CHARACTERS}")
@@ -141,6 +141,10 @@ def _tokens(text: str) -> int:
     return len(_TOKEN.findall(text))
 
 
+def _is_visible(text: str) -> bool:
+    return any(one.isprintable() and not one.isspace() for one in text)
+
+
 def without_padding(body: str) -> str:
     """Return a body without polite words, empty phrases and repeated lines.
 
@@ -157,7 +161,7 @@ def without_padding(body: str) -> str:
 
 
 def _means_as_much(lean: str, body: str) -> bool:
-    if not lean or take_apart(lean).sections:
+    if not _is_visible(lean) or take_apart(lean).sections:
         return False
     return all(bool(says.search(lean)) == bool(says.search(body)) for says in _SAYS.values())
 

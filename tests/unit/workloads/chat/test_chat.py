@@ -127,7 +127,7 @@ def test_the_command_ratings_refuses_unusable_input_by_name(place: Path) -> None
         run(place)
 
 
-def test_half_a_character_is_kept_and_costs_no_row(tmp_path: Path) -> None:
+def test_half_a_character_costs_its_row_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "said.jsonl"
     rows = [
         {"prompt": text, "response": "b", "key": "thumb", "score": True, "rater": "ann"}
@@ -135,8 +135,9 @@ def test_half_a_character_is_kept_and_costs_no_row(tmp_path: Path) -> None:
     ]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert run(tmp_path, output=file, as_json=True) == 0
-    assert [json.loads(line) for line in file.read_text().splitlines()] == rows
+    assert [json.loads(line) for line in file.read_text().splitlines()] == rows[1:]
     assert "größer" in file.read_text()
+    assert "half of a surrogate pair" in "".join(capsys.readouterr())
 
 
 @pytest.mark.parametrize("reward", ["chance", "thumb"])

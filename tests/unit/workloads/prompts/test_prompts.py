@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.config.configuration_error import ConfigurationError
@@ -246,6 +246,7 @@ def is_a_prompt(text: str) -> bool:
     return True
 
 
+@example("please \x1b")
 @given(TEXTS.filter(is_a_prompt))
 def test_a_mutation_adds_its_feature_once_and_changes_no_other(prompt: str) -> None:
     before = features_of(read_prompt(prompt))

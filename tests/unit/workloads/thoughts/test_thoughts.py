@@ -495,7 +495,7 @@ def config(folder: Path) -> Path:
 def test_an_interrupted_study_says_which_results_are_kept(tmp_path: Path) -> None:
     recipe, out = str(config(tmp_path / "run")), str(tmp_path / "out")
     result = CliRunner().invoke(thought_commands, ["study", recipe, "--out", out])
-    assert result.exit_code == 130
+    assert result.exit_code == 130, result.stderr
     assert result.stderr == (
         f"interrupted: complete results are kept in {out}; the same command continues from there\n"
     )
@@ -504,7 +504,7 @@ def test_an_interrupted_study_says_which_results_are_kept(tmp_path: Path) -> Non
 def test_an_interrupted_check_says_that_there_is_no_result(tmp_path: Path) -> None:
     config(tmp_path / "run")
     result = CliRunner().invoke(thought_commands, ["check", str(tmp_path / "run"), "--trust"])
-    assert result.exit_code == 130
+    assert result.exit_code == 130, result.stderr
     assert result.stderr == f"interrupted: nothing was measured, and {tmp_path / 'run'} is as it was\n"
 
 
