@@ -216,7 +216,7 @@ def test_a_run_is_begun_once_and_resumed_only_with_the_settings_it_was_begun_wit
     wide = begun.policy.model_copy(update={"hidden_sizes": (9,)})
     scaled = begun.algorithm.model_copy(update={"scale_rewards": True})
     for given, message in (
-        ({"policy": wide}, "policy=.*resume it with the same"),
+        ({"policy": wide}, "policy.hidden_sizes=.*resume it with the same"),
         ({"algorithm": scaled}, "does not fit the settings"),
     ):
         again = LearnerThread(redis_url, tmp_path, begun.model_copy(update=given), resume=True)

@@ -193,10 +193,10 @@ def content(folder: Path) -> dict[str, tuple[int, bytes]]:
 @pytest.mark.parametrize(
     ("said", "key"),
     [
-        ("environment.id=Acrobot-v1", "environment"),
+        ("environment.id=Acrobot-v1", "environment.id"),
         ("actor.unroll_length=7", "actor.unroll_length"),
         ("run=other", "run"),
-        ("policy.hidden_sizes=[8]", "policy"),
+        ("policy.hidden_sizes=[8]", "policy.hidden_sizes"),
     ],
 )
 def test_a_refused_resume_writes_nothing(said: str, key: str, ended: Path) -> None:
