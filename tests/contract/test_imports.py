@@ -148,7 +148,7 @@ def test_an_image_has_every_package_that_its_command_loads(image: str) -> None:
 
 
 ROOMS = ("actor", "benchmarks", "broker", "examples", "learner", "penstock")
-WITHOUT_CODE = {"PeftConfig"}
+WITHOUT_CODE = {"PeftConfig", "GenerationConfig"}
 """Classes whose `from_pretrained` reads settings alone."""
 CHECKED_ADAPTERS = {"penstock/workloads/language/reward/reward_model.py"}
 """Where adapters are read, behind `check_adapter`."""
@@ -406,6 +406,7 @@ from penstock.runtime.compute_threads import ThreadGroup
 from penstock.runtime.compute_threads import run_loop
 from penstock.workloads.rlhf.responses import RewardScorer
 from penstock.workloads.language.reward import reward_service
+from penstock.workloads.language.pretraining.tiny_models import build_tokenizer
 
 def tasks():
     return len(os.listdir("/proc/self/task"))
@@ -416,6 +417,7 @@ def product():
     return tasks() - before, torch.get_num_threads()
 
 MATRIX = torch.randn(700, 700)
+TOKENIZER = build_tokenizer(["word"])
 
 async def main():
     batcher = Batcher(max_rows=1, max_wait_s=0.0, max_delay_s=1.0)
@@ -425,7 +427,7 @@ async def main():
         "shadow": Shadow(batcher, None)._thread,
         "scoring": scoring._thread,
         "encoding": reward_service.RewardService(None, scoring)._encoding,
-        "rewards": RewardScorer(None, None, reads_tokens=False, standardise=False)._caller,
+        "rewards": RewardScorer(None, TOKENIZER, reads_tokens=False, standardise=False)._caller,
         "plain": ThreadPoolExecutor(1),
     }
     found = {"to_thread": await asyncio.to_thread(product)}

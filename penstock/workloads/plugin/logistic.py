@@ -1,9 +1,11 @@
-"""Logistic regression with a ridge."""
+"""Logistic regression with a ridge: `fit_logistic`, and its `sigmoid`."""
 
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+__all__ = ["fit_logistic", "sigmoid"]
 
 Array = NDArray[np.float64]
 _ROUNDS: Final = 100
