@@ -164,7 +164,7 @@ def not_better(run: Path) -> str:
     base = ((summary_of(run) or {}).get("evaluation") or {}).get("base")
     if not base or base["verdict"] == "better":
         return ""
-    found = "worse than" if base["verdict"] == "worse" else "not to be told from"
+    found = "worse than" if base["verdict"] == "worse" else "not distinguishable from"
     low, high = (base[one] for one in ("low", "high"))
     interval = "" if low is None else f" ({low:+.3f} to {high:+.3f})"
     return f"its evaluation finds it {found} the version it began with: {base['difference']:+.3f}{interval}"

@@ -169,7 +169,7 @@ async function chooseAgent() {
 // Says why nothing answers yet, such as a model that is being made, until something does.
 async function lookWhether() {
   const why = (await call("GET", "/api/chat/ready")).unreachable;
-  waits.textContent = why && `Nobody answers yet: ${why}`;
+  waits.textContent = why && `No answers yet: ${why}`;
   if (why) later();
 }
 

@@ -7,7 +7,7 @@ const SIDES = ["relevance", "helpfulness", "safety"];
 
 const body = (conversation, turn) => ({ me: me(), conversation, turn, id: fresh() });
 
-// expected: what is told once a thumb is kept, so that it bends none.
+// expected: the thumb that the judge expects, shown once a thumb is kept, so that it sways no rater.
 export function ratings(conversation, turn, said, expected) {
   const thumbs = [["I like this answer", true], ["I do not like this answer", false]].map(([label, up]) => {
     const made = button(label, async () => {

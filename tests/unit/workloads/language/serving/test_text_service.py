@@ -81,9 +81,6 @@ LONG = "x" * 1_000_000
 
 
 def test_no_call_keeps_data_without_bound(stub: TextServiceStub) -> None:
-    begun = stub.StartConversation(pb.StartConversationRequest(), timeout=PATIENCE_S)
-    conversation = str(begun.conversation_id)
-    assert ask(stub, conversation_id=conversation).answers
     message = pb.TextMessage(role="user", content="sum")
     calling = pb.TextMessage(role="assistant", tool_calls=[pb.ToolCall()] * 65)
     wrong_asks: dict[str, dict[str, Any]] = {
@@ -108,6 +105,12 @@ def test_no_call_keeps_data_without_bound(stub: TextServiceStub) -> None:
             pb.GenerateRequest(**{"messages": [message], **fields}), timeout=PATIENCE_S
         )
         assert said in list(parts)[-1].reply.refusal.detail
+
+
+def test_no_beginning_reward_or_end_keeps_data_without_bound(stub: TextServiceStub) -> None:
+    begun = stub.StartConversation(pb.StartConversationRequest(), timeout=PATIENCE_S)
+    conversation = str(begun.conversation_id)
+    assert ask(stub, conversation_id=conversation).answers
     for said, start in {
         "request_id of 129": pb.StartConversationRequest(request_id="r" * 129),
         "client_key of 257": pb.StartConversationRequest(client_key="k" * 257, arm=policy_pb2.ARM_LATEST),
